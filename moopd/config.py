@@ -1,0 +1,263 @@
+"""One scale = one YAML file = one `Scale`. Unknown keys are errors; every section hashes by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run; the message says got, expected, what to do."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def digest(self) -> str:
+        """sha256 over the canonical JSON of this section."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class WorldConfig(Section):
+    """The synthetic world (scale tiny); see docs/tiny.md."""
+
+    seed: int = 0
+    num_entities: int = Field(240, ge=20)
+    train_share: float = Field(0.7, gt=0, lt=1)
+    num_train: int = Field(1200, ge=1)
+    num_dev: int = Field(96, ge=1)
+    test_per_dataset: int = Field(30, ge=1)
+
+
+class DataConfig(Section):
+    source: Literal["world", "files", "hub"] = "world"
+    path: str | None = None
+    """Folder with questions.* and corpus.* (source: files)."""
+    corpus: str | None = None
+    """Corpus file or hub name where it is not in `path`."""
+    world: WorldConfig = WorldConfig()
+    clean: Literal["full", "malformed"] = "full"
+    overlap: Literal["drop_test", "drop_train"] = "drop_test"
+    train_datasets: tuple[str, ...] = ("nq", "hotpotqa")
+    test_sizes: dict[str, int] = {}
+    """Test questions per dataset after removal (seeded sample); empty: all."""
+    dev_size: int = Field(96, ge=1)
+    train_size: int | None = None
+    """Seeded sample of the training questions; None: all."""
+    require_support: bool = False
+    """Keep only questions whose supporting passages are known (small local corpora)."""
+    expected_rows: dict[str, int] = {}
+    """`dataset/split` -> rows that must be read (paper: nq/train 79168, hotpotqa/train 90447)."""
+    sample_seed: int = 0
+
+
+class EncoderConfig(Section):
+    kind: Literal["hashing", "e5"] = "hashing"
+    model: str | None = None
+    dimension: int = 512
+    query_prefix: str = "query: "
+    passage_prefix: str = "passage: "
+    max_tokens: int = 512
+    batch_size: int = 256
+
+
+class RetrievalConfig(Section):
+    kind: Literal["dense", "lexical", "remote"] = "dense"
+    encoder: EncoderConfig = EncoderConfig()
+    top_k: int = Field(3, ge=1)
+    shard_size: int = Field(100_000, ge=1)
+    device: Literal["cpu", "gpu", "auto"] = "cpu"
+    url: str | None = None
+    max_error_share: float = Field(0.01, ge=0, le=1)
+    """A stage whose share of failed retrievals passes this fails."""
+
+
+class ModelConfig(Section):
+    kind: Literal["tiny", "pretrained"] = "tiny"
+    path: str | None = None
+    """Folder, hub name or GGUF file (kind: pretrained)."""
+    prompt_style: Literal["compact", "chat"] = "compact"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    hidden_size: int = 96
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+
+
+class TraceNoise(Section):
+    """How imperfect the scripted warm-start traces are: each a probability."""
+
+    no_search: float = 0.20
+    query_noise: float = 0.12
+    summary_noise: float = 0.15
+    one_more_search: float = 0.45
+    repeated_search: float = 0.06
+    format_slip: float = 0.03
+    answers_directly: float = 0.15
+    passes_whole_question: float = 0.30
+    extra_task: float = 0.10
+    drops_report: float = 0.15
+    answer_right: float = 0.75
+    answer_wrong: float = 0.17
+
+
+class WarmStartConfig(Section):
+    enabled: bool = True
+    num_traces: int = Field(6000, ge=0)
+    steps: int = Field(550, ge=0)
+    lr: float = 3e-3
+    tokens_per_batch: int = 4000
+    context_weight: float = 0.1
+    """Loss weight of tokens the policy did not generate."""
+    noise: TraceNoise = TraceNoise()
+
+
+class WorkflowConfig(Section):
+    cascade_steps: int = Field(5, ge=1)
+    hierarchy_steps: int = Field(12, ge=1)
+    leader_rounds: int = Field(5, ge=1)
+    max_subtasks_per_round: int = Field(4, ge=1)
+    max_input_tokens: int = Field(8192, ge=1)
+    max_output_tokens: int = Field(512, ge=1)
+    max_passage_tokens: int = Field(200, ge=1)
+    """A longer passage is truncated (tags stay, the cut is counted)."""
+
+
+class SamplingConfig(Section):
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+
+
+class TrainingConfig(Section):
+    trainer: Literal["torch", "verl"] = "torch"
+    questions_per_step: int = Field(32, ge=1)
+    group_size: int = Field(5, ge=1)
+    num_candidates: int = Field(5, ge=1)
+    num_minibatches: int = Field(5, ge=1)
+    lr: float = 1e-6
+    clip_ratio: float = 0.2
+    dual_clip: float = 3.0
+    entropy_coef: float = 0.001
+    grad_clip: float = 1.0
+    beta: float = 0.01
+    kl_coef: float = 0.001
+    kl_placement: Literal["before", "after"] = "before"
+    advantage_scope: Literal["per_workflow", "per_call"] = "per_workflow"
+    stage1_steps: int = Field(500, ge=1)
+    stage2_steps: int = Field(500, ge=1)
+    validate_every: int = Field(20, ge=1)
+    checkpoint_every: int = Field(20, ge=1)
+    validation_questions: int = Field(96, ge=1)
+    tokens_per_microbatch: int = Field(8192, ge=1)
+    merge_samples: bool = True
+    importance_cap: float = 2.0
+    """Truncated importance correction where the rollout engine's numerics differ."""
+    max_mismatch: float = 0.5
+    """Mean |old - rollout| log-probability above which a run stops."""
+    sampling: SamplingConfig = SamplingConfig()
+    gradient_checkpointing: bool = False
+
+
+class EvaluationConfig(Section):
+    attempts: int = Field(4, ge=1)
+    sampling: SamplingConfig = SamplingConfig(temperature=0.6, top_p=0.95)
+    max_live_workflows: int = Field(256, ge=1)
+
+
+class StatisticsConfig(Section):
+    num_draws: int = Field(4000, ge=1)
+    confidence: float = Field(0.95, gt=0, lt=1)
+    seed: int = 0
+
+
+class CriticConfig(Section):
+    """Who judges reports in the Prompted Critic row."""
+
+    kind: Literal["base_model", "scripted", "http"] = "base_model"
+    url: str | None = None
+    model: str | None = None
+    max_retries: int = 2
+
+
+class EngineConfig(Section):
+    kind: Literal["local", "sglang"] = "local"
+    url: str | None = None
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
+    options: dict[str, str | int | float | bool] = {}
+
+
+class Scale(Section):
+    """Everything that decides a run, apart from the system."""
+
+    name: str
+    description: str = ""
+    seed: int = 0
+    systems: tuple[str, ...] = ()
+    """Rows of systems.yaml to run; empty: all."""
+    data: DataConfig = DataConfig()
+    retrieval: RetrievalConfig = RetrievalConfig()
+    model: ModelConfig = ModelConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    workflow: WorkflowConfig = WorkflowConfig()
+    engine: EngineConfig = EngineConfig()
+    training: TrainingConfig = TrainingConfig()
+    critic: CriticConfig = CriticConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    statistics: StatisticsConfig = StatisticsConfig()
+
+
+def load_scale(path: Path, overrides: Sequence[str] = ()) -> Scale:
+    """Read configs/scale/NAME.yaml and apply `a.b=value` overrides (values are YAML).
+
+    Raises ConfigError naming the file, the key, what was got and what is known.
+    """
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
+        raise ConfigError(f"no scale {path.stem!r} ({path}); known: {known}")
+    tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    for override in overrides:
+        _apply(tree, override)
+    try:
+        return Scale(**tree)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_explain(error)}") from None
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator:
+        raise ConfigError(f"override {override!r}: expected section.key=value")
+    *parents, last = key.split(".")
+    for name in parents:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"override {override!r}: {name!r} is a value, not a section")
+    tree[last] = yaml.safe_load(value)
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            lines.append(f"unknown key {where!r}; known here: {', '.join(_known_keys(item['loc']))}")
+        else:
+            lines.append(f"{where}: {item['msg']} (got {item['input']!r})")
+    return "; ".join(lines)
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = Scale
+    for part in location[:-1]:
+        annotation = model.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
