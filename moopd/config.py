@@ -126,7 +126,7 @@ class WorkflowConfig(Section):
     max_subtasks_per_round: int = Field(4, ge=1)
     max_input_tokens: int = Field(8192, ge=1)
     max_output_tokens: int = Field(512, ge=1)
-    max_passage_tokens: int = Field(200, ge=1)
+    max_passage_words: int = Field(200, ge=1)
     """A longer passage is truncated (tags stay, the cut is counted)."""
 
 
@@ -247,7 +247,9 @@ def _explain(error: ValidationError) -> str:
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
-            lines.append(f"unknown key {where!r}; known here: {', '.join(_known_keys(item['loc']))}")
+            lines.append(
+                f"unknown key {where!r}; known here: {', '.join(_known_keys(item['loc']))}"
+            )
         else:
             lines.append(f"{where}: {item['msg']} (got {item['input']!r})")
     return "; ".join(lines)

@@ -120,12 +120,15 @@ class Judgement:
 
 
 class FormatErrorKind(StrEnum):
+    """Why a completion is no action of its role (case list in tests/roles/test_parsing.py)."""
+
     NO_ACTION = "no_action"
     UNCLOSED = "unclosed"
     EMPTY = "empty"
     SEVERAL_ACTIONS = "several_actions"
     WRONG_ROLE = "wrong_role"
     CUT = "cut"
+    ROUND_LIMIT = "round_limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +262,7 @@ class Trajectory:
     num_rounds: int
     """Leader rounds that delegated; 0 in the cascade."""
     num_unknown_report_ids: int = 0
+    num_cut_passages: int = 0
 
     @property
     def answers(self) -> tuple[str | None, ...]:
