@@ -1,4 +1,4 @@
-"""One scale = one YAML file = one `Scale`. Unknown keys are errors; every section hashes by content."""
+"""One scale = one YAML file = one `Scale`. Unknown keys are errors; sections hash by content."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """`token_ids` as sampled (end token included); `logprobs` of the sampling policy, same length."""
+    """`token_ids` as sampled, end token included; `logprobs` of the sampling policy for each."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -305,8 +305,8 @@ class TrainingSample:
         lengths = {len(self.token_ids), len(self.old_logprobs), len(self.advantages)}
         if len(lengths) != 1:
             raise ValueError(
-                f"sample of {self.owner} has {len(self.token_ids)} tokens, {len(self.old_logprobs)} "
-                f"old logprobs and {len(self.advantages)} advantages; all three must agree"
+                f"sample of {self.owner} has {len(self.token_ids)} tokens, "
+                f"{len(self.old_logprobs)} old logprobs and {len(self.advantages)} advantages; all three must agree"
             )
 
 

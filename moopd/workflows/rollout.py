@@ -101,7 +101,7 @@ class WorkflowRun:
         return self._queries
 
     def requests(self) -> tuple[GenerateRequest, ...]:
-        """Engine requests of the current exchange; empty when done (also by an over-long prompt)."""
+        """Engine requests of the current exchange; empty when done, also by a too long prompt."""
         turns = tuple(
             self._turn(ask, len(self._calls) + offset)
             for offset, ask in enumerate(self._machine.pending())
