@@ -12,8 +12,12 @@ from functools import lru_cache
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 INVISIBLE = dict.fromkeys(
-    [0x00AD, 0x061C, 0x180E, *range(0x200B, 0x2010), *range(0x202A, 0x202F)]
-    + [*range(0x2060, 0x2070), 0xFEFF, 0xFFFC]
+    [0x00AD, 0x061C, 0x180E, 0xFEFF]
+    + [
+        code
+        for first, last in ((0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F))
+        for code in range(first, last + 1)
+    ]
 )
 """Zero-width characters and direction marks, as a `str.translate` table that deletes them."""
 

@@ -95,7 +95,7 @@ def test_idempotent_up_to_words_joined_by_punctuation(text: str) -> None:
     assert normalize_answer(once) == once
 
 
-def test_260_000_outputs_in_two_seconds() -> None:
+def test_260_000_outputs_in_seconds() -> None:
     golds = [[f"The Answer {i}", f"Answer, {i}", f"alias {i}"] for i in range(5000)]
     start = time.process_time()
     hits = sum(exact_match(f"answer {i % 5000}.", golds[i % 5000]) for i in range(260_000))
