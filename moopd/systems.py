@@ -108,7 +108,8 @@ def load_systems(path: Path) -> dict[str, System]:
             if teacher != BASE and (teacher not in systems or systems[teacher].train is None):
                 raise ValueError(
                     f"{path}: system {system.name!r} names teacher {teacher!r}, which is no "
-                    f"trained system; use {BASE!r} or one of {[s for s in systems if systems[s].train]}"
+                    f"trained system; use {BASE!r} or one of "
+                    f"{[s for s in systems if systems[s].train]}"
                 )
     training_order(systems, tuple(systems))
     return systems

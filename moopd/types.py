@@ -300,13 +300,17 @@ class TrainingSample:
     token_ids: tuple[int, ...]
     old_logprobs: tuple[float, ...]
     advantages: tuple[float, ...]
+    rollout_weights: tuple[float, ...] | None = None
+    """Truncated importance weights min(pi_old / pi_rollout, cap), where the engine samples with
+    other numerics than the trainer; None means 1."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.old_logprobs), len(self.advantages)}
         if len(lengths) != 1:
             raise ValueError(
                 f"sample of {self.owner} has {len(self.token_ids)} tokens, "
-                f"{len(self.old_logprobs)} old logprobs and {len(self.advantages)} advantages; all three must agree"
+                f"{len(self.old_logprobs)} old logprobs and {len(self.advantages)} advantages; "
+                "all three must agree"
             )
 
 

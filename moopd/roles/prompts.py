@@ -141,8 +141,10 @@ class Prompts:
         self, question: str, subtask: str, report: str, passages: Sequence[Passage]
     ) -> tuple[Message, ...]:
         blocks = {"passages": self._passages(passages)}
-        fields = {"question": question, "subtask": subtask, "report": report}
-        return self._with_system(Role.CRITIC, self._fill(self._wording.critic, blocks, **fields))
+        text = self._fill(
+            self._wording.critic, blocks, question=question, subtask=subtask, report=report
+        )
+        return self._with_system(Role.CRITIC, text)
 
     def passages(self, passages: Sequence[Passage]) -> Message:
         """What the Searcher sees of one retrieval."""
@@ -194,7 +196,7 @@ class Prompts:
         return " ".join(words[: self._max_passage_words]) + " ..."
 
     def _open(self, role: Role, template: str, **fields: str) -> tuple[Message, ...]:
-        return self._with_system(role, self._fill(template, **fields))
+        return self._with_system(role, self._fill(template, None, **fields))
 
     def _with_system(self, role: Role, text: str) -> tuple[Message, ...]:
         system = self._wording.system.get(role)
