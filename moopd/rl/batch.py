@@ -34,6 +34,8 @@ class Microbatch:
     old_logprobs: Tensor
     advantages: Tensor
     weights: Tensor
+    samples: tuple[TrainingSample, ...]
+    """Whose tokens the flat vectors hold, one sample after the other."""
 
     @property
     def num_tokens(self) -> int:
@@ -135,4 +137,5 @@ def _tensors(rows: Sequence[_Row], pad_id: int) -> Microbatch:
         old_logprobs=torch.tensor(old, dtype=torch.float32),
         advantages=torch.tensor(advantages, dtype=torch.float32),
         weights=torch.tensor(weights, dtype=torch.float32),
+        samples=tuple(sample for row in rows for sample in row.samples),
     )
