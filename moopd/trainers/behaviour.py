@@ -1,4 +1,4 @@
-"""What a batch of trajectories did: score, search, completion, format. Curves and alarms read it."""
+"""What a batch of trajectories did: score, search, completion, format (curves, alarms)."""
 
 from __future__ import annotations
 
