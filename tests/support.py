@@ -20,28 +20,8 @@ from moopd.types import (
 )
 from moopd.workflows.rollout import Job, Team, run_workflows
 
-WORDS = tuple(
-    [
-        "a",
-        "b",
-        "c",
-        "d",
-        "e",
-        "x",
-        "y",
-        "z",
-        "who",
-        "what",
-        "where",
-        "red",
-        "blue",
-        "green",
-        "harbor",
-        "1",
-        "2",
-        "3",
-    ]
-)
+WORDS = ("a", "b", "c", "d", "e", "x", "y", "z", "who", "what", "red", "blue", "harbor", "1", "2")
+
 TAGS = ("task", "select", "search", "report", "answer", "score", "hint")
 QUESTION = Question("q1", "nq", "who a", ("x",))
 
