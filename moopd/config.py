@@ -175,6 +175,10 @@ class StatisticsConfig(Section):
     num_draws: int = Field(4000, ge=1)
     confidence: float = Field(0.95, gt=0, lt=1)
     seed: int = 0
+    reference: str = "multiagent_opd"
+    """Row that differences are taken from; the first row of the table where it is absent."""
+    num_cases: int = Field(24, ge=0)
+    """Questions in the report's case viewer."""
 
 
 class CriticConfig(Section):
@@ -198,6 +202,8 @@ class Scale(Section):
 
     name: str
     description: str = ""
+    caution: str = ""
+    """Printed above the tables of a scale whose scores must not be taken for results."""
     seed: int = 0
     systems: tuple[str, ...] = ()
     """Rows of systems.yaml to run; empty: all."""

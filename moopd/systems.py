@@ -79,6 +79,12 @@ class Reported(_Row):
     searches: float | None = None
     input_tokens: float | None = None
     output_tokens: float | None = None
+    per_set: dict[str, float] = {}
+    """avg@4 of single sets."""
+    reference_lead: tuple[float, float, float] | None = None
+    """Paired difference (MultiAgent-OPD - this row) in macro avg@4, and its interval."""
+    shares: dict[str, float] = {}
+    """Collapse diagnostics on the test: no_search, with_subtasks, with_reports, with_answer."""
 
 
 CheckpointChoice = Literal["best", "last"]

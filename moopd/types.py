@@ -344,3 +344,5 @@ class EvalRecord:
     """Digest of evaluation sampling, manifest and checkpoint; one file holds one per system."""
     trace: dict[str, object] = field(default_factory=dict)
     """subtasks, retrievals (query, passages), reports, selected: what funnel and viewer read."""
+    run: int = 0
+    """Training seed of the policy; several of one system give the spread between runs."""
