@@ -112,16 +112,16 @@ def clean_text(text: str) -> tuple[str, bool]:
     """Repaired text without escapes, invisible characters and stray spaces; True if it was
     mojibake."""
     text, repaired = (text, False) if text.isascii() else _repair_mojibake(text)
-    text = text.strip()
     if "%" in text:
         text = _PERCENT.sub(_decode_percent, text)
     if "&" in text:
         text = _unescape(text)
+    text = text.translate(_CHARACTERS).strip()
     if text.startswith('"'):
         text = _unwrap_csv(text)
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
-    text = " ".join(text.translate(_CHARACTERS).split())
+    text = " ".join(text.split())
     return _join_tokens(text), repaired
 
 

@@ -53,7 +53,7 @@ def _clean(
     config: DataConfig, rows: Iterable[RawRow | Removal], ledger: Ledger
 ) -> dict[str, list[Candidate]]:
     splits: dict[str, list[Candidate]] = {name: [] for name in SPLITS}
-    lines: dict[str, str] = {}
+    places: dict[str, str] = {}
     for row in rows:
         if not (isinstance(row, Removal) and row.reason == BLANK_LINE):
             ledger.read[f"{row.dataset}/{row.split}"] += 1
@@ -61,9 +61,9 @@ def _clean(
         if isinstance(clean, Removal):
             ledger.removals.append(clean)
             continue
-        where = f"{clean.source}:{clean.line}"
-        first = lines.setdefault(clean.question.id, where)
-        if first == where:
+        first = places.get(clean.question.id)
+        if first is None:
+            places[clean.question.id] = f"{clean.source}:{clean.line}"
             splits[clean.split].append(clean)
         else:
             ledger.removals.append(remove(clean, "duplicate_id", first))
