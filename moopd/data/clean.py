@@ -116,7 +116,9 @@ def clean_text(text: str) -> tuple[str, bool]:
         text = _PERCENT.sub(_decode_percent, text)
     if "&" in text:
         text = _unescape(text)
-    text = text.translate(_CHARACTERS).strip()
+    if not (text.isascii() and text.isprintable()):
+        text = text.translate(_CHARACTERS)
+    text = text.strip()
     if text.startswith('"'):
         text = _unwrap_csv(text)
     if not text.isascii():
@@ -169,8 +171,9 @@ def _join_tokens(text: str) -> str:
     if " " not in text:
         return text
     text = _BEFORE_MARK.sub(r"\1\2", text)
-    text = _AFTER_BRACKET.sub("(", text)
-    return _BEFORE_S.sub(r"\1", text)
+    if "( " in text:
+        text = _AFTER_BRACKET.sub("(", text)
+    return _BEFORE_S.sub(r"\1", text) if " '" in text or " ’" in text else text
 
 
 # ---------------------------------------------------------------- answers

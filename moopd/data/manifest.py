@@ -290,6 +290,9 @@ def _question(record: dict[str, Any]) -> Question:
 def _replace(path: Path, lines: Iterable[str]) -> None:
     # A reader never sees half a file, and a failed write leaves the old one.
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with part.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(lines)
-    part.replace(path)
+    try:
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(lines)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

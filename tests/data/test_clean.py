@@ -30,6 +30,7 @@ from moopd.data.sources import RawRow, Removal
         ("H &amp;amp;amp; W", "H & W"),
         ("caf&eacute; &#8364;5 &#x41;", "café €5 A"),
         ("R&notes and AT&T; and R&B;", "R&notes and AT&T; and R&B;"),
+        ("R&notes; here", "R&notes; here"),  # begins like &not, is no entity
         # Unicode
         ("Cafe\u0301\u00a0Lumen\u200b", "Café Lumen"),
         ("the film \x91Ghost\x92\x85", "the film ‘Ghost’…"),  # Windows-1252 as control characters

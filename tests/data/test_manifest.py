@@ -237,6 +237,15 @@ def test_questions_survive_the_way_through_a_file(tmp_path: Path) -> None:
         read_questions(path)
 
 
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    write_questions(QUESTIONS, path)
+    with pytest.raises(TypeError):
+        write_questions([QUESTIONS[0], replace(QUESTIONS[1], text=object())], path)  # type: ignore[arg-type]
+    assert read_questions(path) == QUESTIONS
+    assert [p.name for p in tmp_path.iterdir()] == ["q.jsonl"]
+
+
 def test_built_questions_get_the_same_rules(tmp_path: Path) -> None:
     splits = {
         "train": [QUESTIONS[0], Question("a2", "nq", "who is the “Renée”", ("z",))],
