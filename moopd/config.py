@@ -184,7 +184,7 @@ class StatisticsConfig(Section):
 class CriticConfig(Section):
     """Who judges reports in the Prompted Critic row."""
 
-    kind: Literal["base_model", "scripted", "http"] = "base_model"
+    kind: Literal["base_model", "http"] = "base_model"
     url: str | None = None
     model: str | None = None
     max_retries: int = 2

@@ -213,7 +213,9 @@ def _credit(
 
 def _validation_metrics(task: TrainingTask, parts: TrainingParts) -> dict[str, float]:
     """One attempt a development question at evaluation sampling."""
-    questions = task.dev_questions[: task.training.validation_questions]
+    order = np.random.default_rng(0).permutation(len(task.dev_questions))
+    chosen = sorted(order[: task.training.validation_questions].tolist())
+    questions = [task.dev_questions[number] for number in chosen]
     team = Team(
         task.system.workflow,
         task.workflow,

@@ -1,4 +1,4 @@
-"""Rules: text from outside cannot act, braces stay text, long passages are shortened and counted."""
+"""Rules: text from outside cannot act, braces stay text, cut passages are counted."""
 
 from __future__ import annotations
 
