@@ -1,0 +1,123 @@
+"""Question bootstrap inside each set (section A.2), the same draws for every system.
+
+A draw is kept as the number of times that each question was drawn, so that 4,000 resamples of any
+number of columns are one matrix product. Counts and columns hold whole numbers: sums are exact, and
+the same seed gives the same bytes whatever the number of threads or the order of the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moopd.config import StatisticsConfig
+from moopd.evaluation.attempts import QuestionSet
+from moopd.evaluation.metrics import MACRO, Column, set_means
+
+Draws = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A statistic in every set and on average: point values, and `draws` (sets + 1, D).
+
+    The last row of `draws` and the last name are the equal-weight mean of the sets.
+    """
+
+    names: tuple[str, ...]
+    point: tuple[float, ...]
+    draws: Draws
+
+    def __sub__(self, other: Sampled) -> Sampled:
+        if self.names != other.names or self.draws.shape != other.draws.shape:
+            raise ValueError(
+                f"cannot pair {self.names} with {other.names}: both need the same sets and draws"
+            )
+        point = tuple(a - b for a, b in zip(self.point, other.point, strict=True))
+        return Sampled(self.names, point, self.draws - other.draws)
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def question_draws(ids: Sequence[str], name: str, config: StatisticsConfig) -> Draws:
+    """How often each question of set `name` is drawn, (D, n). Depends on seed, name and ids alone:
+    systems and runs on the same questions share their draws, other questions get others."""
+    digest = hashlib.sha256("\n".join((name, *ids)).encode()).digest()
+    seed = [config.seed & 0xFFFFFFFF, *np.frombuffer(digest[:16], dtype="<u4").tolist()]
+    size = len(ids)
+    drawn = np.random.default_rng(seed).integers(0, size, (config.num_draws, size), dtype=np.int64)
+    drawn += np.arange(config.num_draws, dtype=np.int64)[:, None] * size
+    counts = np.bincount(drawn.ravel(), minlength=config.num_draws * size)
+    return counts.reshape(config.num_draws, size).astype(np.float64)
+
+
+def bootstrap(
+    columns: Mapping[Hashable, Column], questions: QuestionSet, config: StatisticsConfig
+) -> dict[Hashable, Sampled]:
+    """Every column resampled with the same draws."""
+    keys = list(columns)
+    names = (*questions.sets, MACRO)
+    draws = np.zeros((len(keys), len(names), config.num_draws))
+    if keys:
+        matrix = np.stack([columns[key].values for key in keys], axis=1)
+        divisors = np.array([columns[key].divisor for key in keys])
+        ids = questions.ids
+        for place, (name, part) in enumerate(questions.sets.items()):
+            counts = question_draws(ids[part], name, config)
+            sums = counts @ matrix[part]
+            draws[:, place] = (sums / (divisors * (part.stop - part.start))).T
+        draws[:, -1] = draws[:, :-1].sum(axis=1) / len(questions.sets)
+    return {
+        key: Sampled(names, tuple(set_means(columns[key], questions.sets).values()), draws[number])
+        for number, key in enumerate(keys)
+    }
+
+
+def intervals(samples: Sequence[Sampled], confidence: float) -> list[tuple[Interval, ...]]:
+    """Percentile intervals, one per name of every sample."""
+    if not samples:
+        return []
+    tail = (1 - confidence) / 2
+    stacked = np.stack([sample.draws for sample in samples])
+    low, high = np.quantile(stacked, [tail, 1 - tail], axis=-1)
+    return [
+        tuple(Interval(float(a), float(b)) for a, b in zip(lows, highs, strict=True))
+        for lows, highs in zip(low, high, strict=True)
+    ]
+
+
+def mean_of_runs(runs: Sequence[Sampled]) -> Sampled:
+    """The average over runs of fixed policies: questions resampled, runs not."""
+    point = tuple(sum(values) / len(runs) for values in zip(*(r.point for r in runs), strict=True))
+    return Sampled(runs[0].names, point, _mean([run.draws for run in runs]))
+
+
+def over_runs(runs: Mapping[int, Sampled], config: StatisticsConfig) -> Sampled:
+    """Hierarchical bootstrap: runs are drawn first, then questions inside them.
+
+    Which runs a draw takes depends on the run numbers alone, so that two systems trained with the
+    same seeds are paired by seed.
+    """
+    numbers = sorted(runs)
+    rng = np.random.default_rng([config.seed & 0xFFFFFFFF, 0x52554E53, *numbers])
+    picks = rng.integers(0, len(numbers), (config.num_draws, len(numbers)))
+    stacked = np.stack([runs[number].draws for number in numbers])
+    everywhere = np.arange(config.num_draws)
+    drawn = [stacked[picks[:, k], :, everywhere].T for k in range(len(numbers))]
+    average = mean_of_runs([runs[number] for number in numbers])
+    return Sampled(average.names, average.point, _mean(drawn))
+
+
+def _mean(parts: Sequence[Draws]) -> Draws:
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total / len(parts)
