@@ -136,7 +136,8 @@ class SamplingConfig(Section):
 
 
 class TrainingConfig(Section):
-    trainer: Literal["torch", "verl"] = "torch"
+    trainer: Literal["torch", "packed", "verl"] = "torch"
+    """torch: padded batches, any device; packed: one GPU; verl: a cluster."""
     questions_per_step: int = Field(32, ge=1)
     group_size: int = Field(5, ge=1)
     num_candidates: int = Field(5, ge=1)
@@ -163,6 +164,8 @@ class TrainingConfig(Section):
     """Mean |old - rollout| log-probability above which a run stops."""
     sampling: SamplingConfig = SamplingConfig()
     gradient_checkpointing: bool = False
+    compile_layers: bool = False
+    """Packed trainer on a GPU: torch.compile of the decoder layers."""
 
 
 class EvaluationConfig(Section):

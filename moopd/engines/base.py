@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from moopd.types import CheckpointRef, Completion, GenerateRequest, ScoreRequest
+
+
+T = TypeVar("T")
 
 
 class EngineError(RuntimeError):
@@ -32,4 +35,28 @@ class Engine(Protocol):
 
     def end_conversations(self) -> None:
         """Forget every kept KV cache; called when a batch of workflows is over."""
+        ...
+
+
+@runtime_checkable
+class WeightReceiver(Protocol):
+    """An engine with weights of its own, which the trainer sends after every update."""
+
+    def update_weights(self, tensors: Iterable[tuple[str, Any]]) -> None:
+        """Take named tensors (transformers' names) without a restart."""
+        ...
+
+    def sleep(self) -> None:
+        """Give device memory back until the next request."""
+        ...
+
+
+@runtime_checkable
+class ConcurrentEngine(Engine, Protocol):
+    """An engine that serves single requests as they come; no batch has to wait for its slowest."""
+
+    async def complete(self, request: GenerateRequest) -> tuple[Completion, ...]: ...
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Drive a coroutine that awaits `complete` to its end."""
         ...

@@ -68,9 +68,9 @@ def microbatches(
     samples: Sequence[TrainingSample], max_tokens: int, pad_id: int, *, merge: bool = True
 ) -> Iterator[Microbatch]:
     """Length-sorted microbatches of at most `max_tokens` padded tokens (one long row at least)."""
-    rows = _rows(samples, merge)
+    rows = merge_rows(samples, merge)
     rows.sort(key=lambda row: (len(row.ids), row.ids))
-    block: list[_Row] = []
+    block: list[Row] = []
     for row in rows:
         longest = len(row.ids)
         too_big = longest * (len(block) + 1) > max_tokens
@@ -84,7 +84,9 @@ def microbatches(
 
 
 @dataclass
-class _Row:
+class Row:
+    """One sequence and the samples that it holds, each a prefix of it."""
+
     ids: tuple[int, ...]
     samples: list[TrainingSample]
 
@@ -95,9 +97,10 @@ def _sort_key(sample: TrainingSample) -> tuple[object, ...]:
     return (ids, owner.question_id, owner.group_index, owner.call, owner.candidate)
 
 
-def _rows(samples: Sequence[TrainingSample], merge: bool) -> list[_Row]:
+def merge_rows(samples: Sequence[TrainingSample], merge: bool) -> list[Row]:
+    """Rows for `samples`; with `merge`, equal sequences and prefixes of others share one."""
     ordered = sorted(samples, key=_sort_key) if merge else list(samples)
-    rows: list[_Row] = []
+    rows: list[Row] = []
     # In lexicographic order everything between a sequence and its extension begins with it too,
     # so walking backwards it is enough to look at the row met last.
     for sample in reversed(ordered):
@@ -105,11 +108,11 @@ def _rows(samples: Sequence[TrainingSample], merge: bool) -> list[_Row]:
         if merge and rows and rows[-1].ids[: len(ids)] == ids:
             rows[-1].samples.append(sample)
         else:
-            rows.append(_Row(ids, [sample]))
+            rows.append(Row(ids, [sample]))
     return rows
 
 
-def _tensors(rows: Sequence[_Row], pad_id: int) -> Microbatch:
+def _tensors(rows: Sequence[Row], pad_id: int) -> Microbatch:
     width = max(len(row.ids) for row in rows)
     ids = np.full((len(rows), width), pad_id, dtype=np.int64)
     index: list[int] = []
