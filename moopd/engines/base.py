@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from moopd.types import CheckpointRef, Completion, GenerateRequest, ScoreRequest
 
-
 T = TypeVar("T")
 
 
