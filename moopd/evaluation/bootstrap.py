@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from moopd.evaluation.attempts import QuestionSet
 from moopd.evaluation.metrics import MACRO, Column, set_means
 
 Draws = NDArray[np.float64]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -47,21 +49,26 @@ class Interval(NamedTuple):
     high: float
 
 
-def question_draws(ids: Sequence[str], name: str, config: StatisticsConfig) -> Draws:
+@lru_cache(maxsize=64)
+def question_draws(
+    ids: tuple[str, ...], name: str, num_draws: int, seed: int
+) -> NDArray[np.uint16]:
     """How often each question of set `name` is drawn, (D, n). Depends on seed, name and ids alone:
     systems and runs on the same questions share their draws, other questions get others."""
     digest = hashlib.sha256("\n".join((name, *ids)).encode()).digest()
-    seed = [config.seed & 0xFFFFFFFF, *np.frombuffer(digest[:16], dtype="<u4").tolist()]
+    words = np.frombuffer(digest[:16], dtype="<u4").tolist()
+    rng = np.random.default_rng([seed & 0xFFFFFFFF, *words])
     size = len(ids)
-    drawn = np.random.default_rng(seed).integers(0, size, (config.num_draws, size), dtype=np.int64)
-    drawn += np.arange(config.num_draws, dtype=np.int64)[:, None] * size
-    counts = np.bincount(drawn.ravel(), minlength=config.num_draws * size)
-    return counts.reshape(config.num_draws, size).astype(np.float64)
+    drawn = rng.integers(0, size, (num_draws, size), dtype=np.int64)
+    drawn += np.arange(num_draws, dtype=np.int64)[:, None] * size
+    flat = np.bincount(drawn.ravel(), minlength=num_draws * size).astype(np.uint16)
+    flat.flags.writeable = False
+    return flat.reshape(num_draws, size)
 
 
 def bootstrap(
-    columns: Mapping[Hashable, Column], questions: QuestionSet, config: StatisticsConfig
-) -> dict[Hashable, Sampled]:
+    columns: Mapping[Key, Column], questions: QuestionSet, config: StatisticsConfig
+) -> dict[Key, Sampled]:
     """Every column resampled with the same draws."""
     keys = list(columns)
     names = (*questions.sets, MACRO)
@@ -71,8 +78,8 @@ def bootstrap(
         divisors = np.array([columns[key].divisor for key in keys])
         ids = questions.ids
         for place, (name, part) in enumerate(questions.sets.items()):
-            counts = question_draws(ids[part], name, config)
-            sums = counts @ matrix[part]
+            counts = question_draws(ids[part], name, config.num_draws, config.seed)
+            sums = counts.astype(np.float64) @ matrix[part]
             draws[:, place] = (sums / (divisors * (part.stop - part.start))).T
         draws[:, -1] = draws[:, :-1].sum(axis=1) / len(questions.sets)
     return {

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moopd.evaluation.attempts import Attempts
 from moopd.evaluation.metrics import Column, whole
 from moopd.evaluation.scoring import Scored
 
 _USED = {"searches": ("num_searches",), "tokens": ("input_tokens", "output_tokens")}
+KINDS = tuple(_USED)
 MAX_POINTS = 13
 
 
@@ -46,5 +48,6 @@ def budget_columns(scored: Scored, kind: str, budgets: Sequence[int]) -> list[Co
     ]
 
 
-def _used(attempts: Attempts, kind: str) -> np.ndarray:
-    return np.sum([attempts.counts[name] for name in _USED[kind]], axis=0)
+def _used(attempts: Attempts, kind: str) -> NDArray[np.float64]:
+    first, *rest = (attempts.counts[name] for name in _USED[kind])
+    return sum(rest, start=first)

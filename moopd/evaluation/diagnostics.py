@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,19 +15,19 @@ from moopd.evaluation.scoring import Scored
 
 
 class Share(NamedTuple):
-    """`count` of `total`, kept as whole numbers so that runs can be pooled."""
+    """`number` of `total` workflows, kept as whole numbers so that runs can be pooled."""
 
-    count: int
+    number: int
     total: int
 
     @property
     def percent(self) -> float:
-        return 100 * self.count / self.total
+        return 100 * self.number / self.total
 
-    def __add__(self, other: object) -> Share:
-        if not isinstance(other, Share):
-            return NotImplemented
-        return Share(self.count + other.count, self.total + other.total)
+    @classmethod
+    def pooled(cls, shares: Iterable[Share]) -> Share:
+        numbers, totals = zip(*shares, strict=True)
+        return cls(sum(numbers), sum(totals))
 
 
 def collapse_shares(scored: Scored) -> dict[str, Share]:
@@ -59,7 +59,8 @@ def format_failures(scored: Scored) -> dict[str, int]:
 def correct_histogram(scored: Scored) -> list[int]:
     """Questions by how many of their attempts are right: 0, 1, ... A."""
     numbers = scored.strict.correct.sum(axis=1)
-    return np.bincount(numbers, minlength=scored.attempts.num_attempts + 1).tolist()
+    counts = np.bincount(numbers, minlength=scored.attempts.num_attempts + 1)
+    return [int(count) for count in counts]
 
 
 def agreement_column(scored: Scored) -> Column:
