@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moopd.engines.rows import merge_prefixes
 from moopd.types import TrainingSample
 
 _LENGTH_SPREAD = 1.2
@@ -91,24 +92,15 @@ class Row:
     samples: list[TrainingSample]
 
 
-def _sort_key(sample: TrainingSample) -> tuple[object, ...]:
-    owner = sample.owner
-    ids = (*sample.prompt_ids, *sample.token_ids)
-    return (ids, owner.question_id, owner.group_index, owner.call, owner.candidate)
-
-
 def merge_rows(samples: Sequence[TrainingSample], merge: bool) -> list[Row]:
-    """Rows for `samples`; with `merge`, equal sequences and prefixes of others share one."""
-    ordered = sorted(samples, key=_sort_key) if merge else list(samples)
-    rows: list[Row] = []
-    # In lexicographic order everything between a sequence and its extension begins with it too,
-    # so walking backwards it is enough to look at the row met last.
-    for sample in reversed(ordered):
-        ids = (*sample.prompt_ids, *sample.token_ids)
-        if merge and rows and rows[-1].ids[: len(ids)] == ids:
-            rows[-1].samples.append(sample)
-        else:
-            rows.append(Row(ids, [sample]))
+    """Distinct rows; a sample whose sequence begins another one rides in its row."""
+    sequences = [(*sample.prompt_ids, *sample.token_ids) for sample in samples]
+    if not merge:
+        return [Row(ids, [sample]) for ids, sample in zip(sequences, samples, strict=True)]
+    merged, row_of = merge_prefixes(sequences)
+    rows = [Row(ids, []) for ids in merged]
+    for sample, row in zip(samples, row_of, strict=True):
+        rows[row].samples.append(sample)
     return rows
 
 
