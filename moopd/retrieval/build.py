@@ -137,9 +137,9 @@ def _build_dense(
     progress: Progress | None,
 ) -> dict[str, Any]:
     with build_folder(out, plan, dense_bytes(corpus, encoder.dimension)) as folder:
+        pairs = probe_encoder(encoder)
         encoder.fit(indexed_text(passage) for passage in read_passages(corpus_path))
         encoder.save(folder)
-        pairs = probe_encoder(encoder)
         write_shards(encoder, corpus_path, corpus, shard_size, folder, progress)
         shards = num_shards(corpus.num_passages, shard_size)
         retriever = DenseRetriever(encoder, folder, shards, "cpu")

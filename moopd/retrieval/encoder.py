@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moopd.retrieval.words import split_words
+from moopd.retrieval.words import index_words
 
 Vectors = NDArray[np.float32]
 Device = Literal["cpu", "gpu", "auto"]
@@ -47,7 +47,7 @@ class Encoder(Protocol):
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _FEATURE_BITS = 40
 _DF_BITS = 20
-_BIGRAM_WEIGHT = 0.6
+_PAIR_WEIGHT = 0.3
 _CHUNK = 2048
 _MAX_CACHED_WORDS = 2_000_000
 
@@ -63,7 +63,7 @@ class _WordHashes(dict[str, int]):
 
 
 class HashingEncoder:
-    """Signed hashed words and word pairs, (1 + log tf) * idf, summed and normalised.
+    """Signed hashed word stems and pairs of neighbours, (1 + log tf) * idf, summed and normalised.
 
     Without `fit` every feature has idf 1.
     """
@@ -83,7 +83,7 @@ class HashingEncoder:
             "kind": "hashing",
             "version": 1,
             "dimension": self.dimension,
-            "features": f"words, pairs x {_BIGRAM_WEIGHT}",
+            "features": f"stems, pairs x {_PAIR_WEIGHT}",
             "pooling": "signed sum, (1 + log tf) * idf, l2",
             "query_prefix": "",
             "passage_prefix": "",
@@ -121,7 +121,9 @@ class HashingEncoder:
 
     def _set_idf(self) -> None:
         df = self._document_frequency
-        self._idf = np.log1p((self._num_documents - df + 0.5).clip(min=0.5) / (df + 0.5))
+        idf = np.log1p((self._num_documents - df + 0.5).clip(min=0.5) / (df + 0.5))
+        # What no passage has can match nothing: it would only add noise to a query.
+        self._idf = np.where(df > 0, idf, 0.0)
 
     def _encode(self, texts: Sequence[str]) -> Vectors:
         parts = [self._encode_chunk(texts[i : i + _CHUNK]) for i in range(0, len(texts), _CHUNK)]
@@ -132,7 +134,7 @@ class HashingEncoder:
         weights = 1.0 + np.log(counts)
         if self._idf is not None:
             weights *= self._idf[(features & np.uint64((1 << _DF_BITS) - 1)).astype(np.int64)]
-        weights[(features & np.uint64(1)) == 1] *= _BIGRAM_WEIGHT
+        weights[(features & np.uint64(1)) == 1] *= _PAIR_WEIGHT
         weights[(features >> np.uint64(_DF_BITS)) & np.uint64(1) == 1] *= -1.0
         columns = (features >> np.uint64(_DF_BITS + 1)) % np.uint64(self.dimension)
         cells = rows * self.dimension + columns.astype(np.int64)
@@ -145,7 +147,7 @@ class HashingEncoder:
         self, texts: Sequence[str]
     ) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]]:
         """(text row, feature, times) of every distinct feature; bit 0 tells a pair from a word."""
-        words = [split_words(text) for text in texts]
+        words = [index_words(text) for text in texts]
         lookup = self._hashes.__getitem__
         hashes = np.array([lookup(w) for line in words for w in line], np.uint64)
         rows = np.repeat(np.arange(len(words)), [len(line) for line in words])

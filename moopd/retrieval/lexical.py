@@ -13,17 +13,12 @@ from moopd.retrieval.artefact import Progress
 from moopd.retrieval.base import Hit, check_request, passages_only
 from moopd.retrieval.corpus import CorpusSurvey, indexed_text, read_passages
 from moopd.retrieval.store import PassageStore, PassageWriter
-from moopd.retrieval.words import split_words
+from moopd.retrieval.words import index_words
 from moopd.types import Passage
 
 K1, B = 0.9, 0.4
 """Common choice for Wikipedia passages of about 100 words."""
 
-_STOP_WORDS = """
-a an and are as at be been by did do does for from had has have how in into is it its of on or
-that the their there these they this to was were what when where which who whom whose why will with
-"""
-STOP_WORDS = frozenset(_STOP_WORDS.split())
 _FOLDER = "bm25"
 
 
@@ -61,12 +56,6 @@ class LexicalRetriever:
         scores: NDArray[np.float32] = self._index.get_scores_from_ids(tokens)
         positions = _best(scores, top_k)
         return [Hit(self._store[int(i)], float(scores[i])) for i in positions]
-
-
-def index_words(text: str) -> list[str]:
-    """The words that count: without stop words, unless nothing else is left."""
-    words = split_words(text)
-    return [word for word in words if word not in STOP_WORDS] or words
 
 
 def _best(scores: NDArray[np.float32], top_k: int) -> NDArray[np.intp]:

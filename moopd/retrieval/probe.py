@@ -31,7 +31,8 @@ _MIN_FOUND = 0.75
 def probe_encoder(encoder: Encoder) -> int:
     """Questions of the fixed pairs whose passage comes first, of 8.
 
-    Raises IndexBuildError below 6: run before anything long, as nothing of the index is needed.
+    Raises IndexBuildError below 6. Nothing of the index is needed: run it before anything long,
+    and before `fit`, which may drop words that the corpus lacks.
     """
     queries = encoder.encode_queries([question for question, _ in _PAIRS])
     passages = encoder.encode_passages([passage for _, passage in _PAIRS])
