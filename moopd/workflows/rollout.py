@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from moopd.config import SamplingConfig, WorkflowConfig
-from moopd.engines.base import Engine
+from moopd.engines.base import ConcurrentEngine, Engine
 from moopd.retrieval.base import RetrievalError, Retriever
 from moopd.roles.prompts import Prompts
 from moopd.roles.render import Renderer
@@ -144,6 +144,10 @@ class WorkflowRun:
         self._queries = ()
         self._machine.deliver_passages(outcomes)
 
+    def abandon(self, reason: StopReason) -> None:
+        """End the workflow from outside, for example when the engine is gone."""
+        self._machine.abandon(reason)
+
     def trajectory(self) -> Trajectory:
         return self._machine.trajectory(self._job.group_index, self._calls)
 
@@ -175,8 +179,13 @@ def run_workflows(
 ) -> list[Trajectory]:
     """Run all jobs in lock-step, at most `max_live` at once; trajectories in the jobs' order.
 
-    `on_done` sees each workflow as it ends (order of ending). Engine errors propagate.
+    An engine that serves single requests is driven without the steps. `on_done` sees each
+    workflow as it ends (order of ending). Engine errors propagate.
     """
+    if isinstance(engine, ConcurrentEngine):
+        from moopd.workflows.concurrent import run_concurrently
+
+        return run_concurrently(jobs, team, engine, retriever, max_live, on_done)
     waiting = enumerate(jobs)
     finished: dict[int, Trajectory] = {}
     live: dict[int, tuple[Job, WorkflowRun]] = {}
@@ -212,12 +221,13 @@ def _exchange(
             if of_run:
                 run.accept([next(completions) for _ in of_run])
     searching = [run for run in runs if run.queries]
-    outcomes = iter(_retrieve(retriever, [q for run in searching for q in run.queries], top_k))
+    outcomes = iter(retrieve(retriever, [q for run in searching for q in run.queries], top_k))
     for run in searching:
         run.accept_passages([next(outcomes) for _ in run.queries])
 
 
-def _retrieve(retriever: Retriever, queries: Sequence[Query], top_k: int) -> list[RetrievalOutcome]:
+def retrieve(retriever: Retriever, queries: Sequence[Query], top_k: int) -> list[RetrievalOutcome]:
+    """One retrieval for all queries, equal ones once; a failure is an outcome of each."""
     if not queries:
         return []
     texts = list(dict.fromkeys(query.text for query in queries))
