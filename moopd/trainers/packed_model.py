@@ -1,7 +1,8 @@
-"""Packed sequences through a transformers decoder: no padding, no mask, logits in chunks.
+"""Packed sequences through a transformers decoder: no padding, no mask, shared prefixes once.
 
-Sequences stand one after the other on one axis; attention sees where each begins. On a GPU that
-is torch's own variable-length flash attention, elsewhere scaled dot products sequence by sequence.
+Tokens stand one after the other on one axis; attention is told which of them each sequence is made
+of. On a GPU that is torch's own variable-length flash attention, elsewhere scaled dot products
+sequence by sequence.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -27,20 +29,27 @@ ATTENTION = "moopd_packed"
 _ALIGN = 64
 """Packs are filled up to this multiple with one sequence of pad tokens: matrix units want it."""
 _LENGTH_STEP = 256
-"""`max_seqlen` is rounded up to it, so that compiled layers see few values."""
+"""The longest lengths are rounded up to it, so that compiled layers see few values."""
+_MIN_SHARED = 32
+"""A shorter common prefix is cheaper computed twice than looked up."""
 
 
 @dataclass(frozen=True)
 class Pack:
-    """`input_ids`, `positions` (N,); `starts` (B+1,) int32; the rest (M,), one per trained token.
+    """`input_ids`, `positions` (N,): every distinct token once; a sequence is a path through them.
 
-    `index`: where on the packed axis the logits stand that predict the token.
+    `starts_q` (B+1,): where each segment of own tokens begins. `starts_k` (B+1,), `path` (K,): the
+    tokens each segment may look back on, its own last; `path` is None where nothing is shared.
+    The rest (M,), one per trained token; `index`: where the logits stand that predict it.
     """
 
     input_ids: Tensor
     positions: Tensor
-    starts: Tensor
-    max_seqlen: int
+    starts_q: Tensor
+    starts_k: Tensor
+    path: Tensor | None
+    max_q: int
+    max_k: int
     num_real: int
     index: Tensor
     target: Tensor
@@ -58,23 +67,53 @@ class Pack:
         return Pack(**{**vars(self), **moved})
 
 
+class Looks(NamedTuple):
+    """What attention needs of a pack; see `Pack`."""
+
+    starts_q: Tensor
+    starts_k: Tensor
+    path: Tensor | None
+    max_q: int
+    max_k: int
+
+
+@dataclass(frozen=True)
+class _Segment:
+    row: Row
+    ids: NDArray[np.int64]
+    shared: int
+    """Length of the prefix that stands in the pack already, as that of the segment before."""
+
+
 def make_packs(
     samples: Sequence[TrainingSample], max_tokens: int, pad_id: int, *, merge: bool = True
 ) -> Iterator[Pack]:
-    """Packs of about equal size, at most `max_tokens` long (one longer sequence stands alone)."""
-    rows = sorted(merge_rows(samples, merge), key=lambda row: (-len(row.ids), row.ids))
-    bins: list[list[Row]] = []
-    free: list[int] = []
-    for row in rows:
-        place = next((k for k, room in enumerate(free) if room >= len(row.ids)), None)
-        if place is None:
-            bins.append([])
-            free.append(max_tokens)
-            place = len(bins) - 1
-        bins[place].append(row)
-        free[place] -= len(row.ids)
-    for rows_of_pack in bins:
-        yield _pack(rows_of_pack, pad_id)
+    """Packs of at most `max_tokens` own tokens (one longer sequence stands alone).
+
+    With `merge`, a prefix that several sequences share stands and is computed once: system
+    prompts, questions of one group, the prompt of five candidates.
+    """
+    block: list[_Segment] = []
+    size = 0
+    before = np.empty(0, dtype=np.int64)
+    for row in sorted(merge_rows(samples, merge), key=lambda row: row.ids):
+        ids = np.asarray(row.ids, dtype=np.int64)
+        shared = _common_prefix(before, ids) if merge and block else 0
+        if block and size + len(ids) - shared > max_tokens:
+            yield _pack(block, pad_id)
+            block, size, shared = [], 0, 0
+        block.append(_Segment(row, ids, shared))
+        size += len(ids) - shared
+        before = ids
+    if block:
+        yield _pack(block, pad_id)
+
+
+def _common_prefix(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
+    length = min(len(first), len(second) - 1)
+    differs = np.flatnonzero(first[:length] != second[:length])
+    common = int(differs[0]) if len(differs) else length
+    return common if common >= _MIN_SHARED else 0
 
 
 def packed_hidden(
@@ -88,8 +127,7 @@ def packed_hidden(
         "attention_mask": None,
         "position_ids": positions,
         "position_embeddings": body.rotary_emb(hidden, position_ids=positions),
-        "packed_starts": pack.starts,
-        "packed_max": pack.max_seqlen,
+        "packed": Looks(pack.starts_q, pack.starts_k, pack.path, pack.max_q, pack.max_k),
     }
     for layer in layers or body.layers:
         if recompute:
@@ -146,18 +184,36 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    packed_starts: Tensor | None = None,
-    packed_max: int = 0,
+    packed: Looks | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each sequence; (1, heads, N, D) -> (1, N, heads, D)."""
-    assert packed_starts is not None
+    """Causal attention along each path; (1, heads, N, D) -> (1, N, heads, D)."""
+    assert packed is not None
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    if packed.path is not None:
+        take: Any = _Take.apply
+        k, v = take(k, packed.path), take(v, packed.path)
     if q.is_cuda:
-        out = _varlen(q, k, v, packed_starts, packed_max, scaling)
-    else:
-        out = _one_by_one(q, k, v, packed_starts.tolist(), scaling)
-    return out.unsqueeze(0), None
+        return _varlen(q, k, v, packed, scaling).unsqueeze(0), None
+    return _one_by_one(q, k, v, packed, scaling).unsqueeze(0), None
+
+
+class _Take(torch.autograd.Function):
+    """`source[index]`; a token's gradient is summed over its many readers in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.num_rows = source.shape[0]
+        return source.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        (grad,) = grads
+        total = grad.new_zeros((ctx.num_rows, *grad.shape[1:]), dtype=torch.float32)
+        total.index_add_(0, index, grad.float())
+        return total.to(grad.dtype), None
 
 
 @lru_cache(maxsize=1)
@@ -170,9 +226,8 @@ def _varlen_arguments() -> dict[str, Any]:
     return causal | ({"enable_gqa": True} if "enable_gqa" in parameters else {})
 
 
-def _varlen(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scaling: float | None
-) -> Tensor:
+def _varlen(q: Tensor, k: Tensor, v: Tensor, looks: Looks, scaling: float | None) -> Tensor:
+    """Flash attention; its causal mask ends at the last key, so a segment sees its whole path."""
     from torch.nn.attention.varlen import varlen_attn
 
     # Without `return_aux` the result is the output alone.
@@ -180,60 +235,98 @@ def _varlen(
         q.contiguous(),
         k.contiguous(),
         v.contiguous(),
-        starts,
-        starts,
-        longest,
-        longest,
+        looks.starts_q,
+        looks.starts_k,
+        looks.max_q,
+        looks.max_k,
         scale=scaling,
         **_varlen_arguments(),
     )
     return cast(Tensor, out)
 
 
-def _one_by_one(
-    q: Tensor, k: Tensor, v: Tensor, starts: Sequence[int], scaling: float | None
-) -> Tensor:
+def _one_by_one(q: Tensor, k: Tensor, v: Tensor, looks: Looks, scaling: float | None) -> Tensor:
     parts = []
-    for first, last in pairwise(starts):
-        query, key, value = (t[first:last].transpose(0, 1).unsqueeze(0) for t in (q, k, v))
+    spans = zip(pairwise(looks.starts_q.tolist()), pairwise(looks.starts_k.tolist()), strict=True)
+    for (first_q, last_q), (first_k, last_k) in spans:
+        query = q[first_q:last_q].transpose(0, 1).unsqueeze(0)
+        key, value = (t[first_k:last_k].transpose(0, 1).unsqueeze(0) for t in (k, v))
+        num_q, num_k = last_q - first_q, last_k - first_k
+        seen = torch.ones(num_q, num_k, dtype=torch.bool, device=q.device).tril(num_k - num_q)
         part = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+            query, key, value, attn_mask=seen, scale=scaling, enable_gqa=True
         )
         parts.append(part[0].transpose(0, 1))
     return torch.cat(parts)
 
 
-def _pack(rows: Sequence[Row], pad_id: int) -> Pack:
-    lengths = [len(row.ids) for row in rows]
-    num_real = sum(lengths)
+def _pack(segments: Sequence[_Segment], pad_id: int) -> Pack:
+    owned = [len(segment.ids) - segment.shared for segment in segments]
+    num_real = sum(owned)
     filler = -num_real % _ALIGN
+    paths = _paths(segments, owned)
+    flat = _flat_samples(segments, paths)
+    ids = [segment.ids[segment.shared :] for segment in segments]
+    positions = [np.arange(segment.shared, len(segment.ids)) for segment in segments]
     if filler:
-        lengths.append(filler)
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    index: list[int] = []
+        ids.append(np.full(filler, pad_id, dtype=np.int64))
+        positions.append(np.arange(filler))
+        owned.append(filler)
+        paths.append(np.arange(num_real, num_real + filler))
+    lengths = [len(path) for path in paths]
+    return Pack(
+        input_ids=torch.from_numpy(np.concatenate(ids)),
+        positions=torch.from_numpy(np.concatenate(positions)),
+        starts_q=_starts(owned),
+        starts_k=_starts(lengths),
+        path=torch.from_numpy(np.concatenate(paths)) if owned != lengths else None,
+        max_q=_round_up(max(owned)),
+        max_k=_round_up(max(lengths)),
+        num_real=num_real,
+        samples=tuple(sample for segment in segments for sample in segment.row.samples),
+        **flat,
+    )
+
+
+def _paths(segments: Sequence[_Segment], owned: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Where each sequence's tokens stand: the head of the path before it, then its own."""
+    paths: list[NDArray[np.int64]] = []
+    start = 0
+    for segment, num_own in zip(segments, owned, strict=True):
+        own = np.arange(start, start + num_own)
+        paths.append(np.concatenate([paths[-1][: segment.shared], own]) if segment.shared else own)
+        start += num_own
+    return paths
+
+
+def _flat_samples(
+    segments: Sequence[_Segment], paths: Sequence[NDArray[np.int64]]
+) -> dict[str, Tensor]:
+    index: list[NDArray[np.int64]] = []
     target: list[int] = []
     old: list[float] = []
     advantages: list[float] = []
     weights: list[float] = []
-    for start, row in zip(starts, rows, strict=False):
-        for sample in row.samples:
-            first = int(start) + len(sample.prompt_ids) - 1
-            index.extend(range(first, first + len(sample.token_ids)))
+    for segment, path in zip(segments, paths, strict=True):
+        for sample in segment.row.samples:
+            first = len(sample.prompt_ids) - 1
+            index.append(path[first : first + len(sample.token_ids)])
             target.extend(sample.token_ids)
             old.extend(sample.old_logprobs)
             advantages.extend(sample.advantages)
             weights.extend(sample.rollout_weights or [1.0] * len(sample.token_ids))
-    ids = [token for row in rows for token in row.ids] + [pad_id] * filler
-    return Pack(
-        input_ids=torch.tensor(ids),
-        positions=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])),
-        starts=torch.from_numpy(starts.astype(np.int32)),
-        max_seqlen=-(-max(lengths) // _LENGTH_STEP) * _LENGTH_STEP,
-        num_real=num_real,
-        index=torch.tensor(index),
-        target=torch.tensor(target),
-        old_logprobs=torch.tensor(old, dtype=torch.float32),
-        advantages=torch.tensor(advantages, dtype=torch.float32),
-        weights=torch.tensor(weights, dtype=torch.float32),
-        samples=tuple(sample for row in rows for sample in row.samples),
-    )
+    return {
+        "index": torch.from_numpy(np.concatenate(index)),
+        "target": torch.tensor(target),
+        "old_logprobs": torch.tensor(old, dtype=torch.float32),
+        "advantages": torch.tensor(advantages, dtype=torch.float32),
+        "weights": torch.tensor(weights, dtype=torch.float32),
+    }
+
+
+def _starts(lengths: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+
+
+def _round_up(length: int) -> int:
+    return -(-length // _LENGTH_STEP) * _LENGTH_STEP

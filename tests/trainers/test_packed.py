@@ -1,6 +1,6 @@
-"""The packed trainer makes the padded trainer's update, without padding.
+"""The packed trainer makes the padded trainer's update, without padding and with prefixes once.
 
-Layout of a pack (sequences of 3 and 2 tokens, filled up to a multiple of 64):
+Layout of a pack (sequences a b c and d e, filled up to a multiple of 64):
 
     input_ids  a b c d e P P ...      positions  0 1 2 0 1 0 1 ...     starts  0 3 5 64
 """
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from moopd.config import TrainingConfig
-from moopd.trainers import packed
+from moopd.trainers import packed, packed_model
 from moopd.trainers.checkpoints import TrainingState
 from moopd.trainers.packed import FrozenScorer, PackedTrainer
 from moopd.trainers.packed_model import make_packs, packed_hidden
@@ -50,32 +50,55 @@ def test_a_pack_holds_sequences_end_to_end() -> None:
     assert pack.input_ids[:5].tolist() == [21, 22, 23, 24, 25]
     assert pack.input_ids[5:].tolist() == [1] * 59
     assert pack.positions[:7].tolist() == [0, 1, 2, 0, 1, 0, 1]
-    assert pack.starts.tolist() == [0, 3, 5, 64]
-    assert (pack.num_real, pack.max_seqlen) == (5, 256)
+    assert pack.starts_q.tolist() == pack.starts_k.tolist() == [0, 3, 5, 64]
+    assert pack.path is None
+    assert (pack.num_real, pack.max_q, pack.max_k) == (5, 256, 256)
     # Token 23 is predicted at position 1 of the axis, token 25 at position 3.
     assert pack.index.tolist() == [1, 3]
     assert pack.target.tolist() == [23, 25]
 
 
-def test_packs_are_filled_and_shared_prefixes_stand_once() -> None:
-    turns = [sample(0, (20,), (21, 22)), sample(1, (20, 21, 22, 23), (24,))]
-    others = [sample(k, (30 + k,), tuple(range(31, 31 + k))) for k in range(2, 8)]
-    packs = list(make_packs([*turns, *others], max_tokens=12, pad_id=0))
-    # Rows: 5 (the two turns) and 3, 4, 5, 6, 7, 8 tokens: 38 in all, four packs of at most 12.
-    assert [pack.num_real for pack in packs] == [12, 12, 11, 3]
-    assert sum(pack.target.numel() for pack in packs) == 2 + 1 + sum(range(2, 8))
-
-
-def test_hidden_states_equal_those_of_each_sequence_alone() -> None:
-    model = tiny_policy(TOKENIZER)
-    samples = [sample(0, (20, 21), (22, 23)), sample(1, (24, 25, 26), (27, 28))]
+def test_a_shared_prefix_stands_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_model, "_MIN_SHARED", 2)
+    samples = [
+        sample(0, (20, 21), (22, 23)),
+        sample(1, (20, 21), (22, 24)),
+        sample(2, (30,), (31,)),
+    ]
     [pack] = make_packs(samples, 100, pad_id=0)
-    with torch.no_grad():
-        hidden = packed_hidden(model, pack)
-        for start, length in ((0, 5), (5, 4)):
-            ids = pack.input_ids[start : start + length].unsqueeze(0)
-            alone = model.model(input_ids=ids).last_hidden_state[0]
-            torch.testing.assert_close(hidden[start : start + length], alone, rtol=0, atol=1e-5)
+    # 20 21 22 23 | 24 | 30 31: the second sequence is 0 1 2 4 on the axis.
+    assert pack.input_ids[:7].tolist() == [20, 21, 22, 23, 24, 30, 31]
+    assert pack.positions[:7].tolist() == [0, 1, 2, 3, 3, 0, 1]
+    assert pack.starts_q[:4].tolist() == [0, 4, 5, 7]
+    assert pack.starts_k[:4].tolist() == [0, 4, 8, 10]
+    assert pack.path is not None
+    assert pack.path[:10].tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5, 6]
+    assert pack.index.tolist() == [1, 2, 1, 2, 5]
+
+
+def test_a_full_pack_is_followed_by_another() -> None:
+    others = [sample(k, (30 + k,), tuple(range(31, 31 + k))) for k in range(2, 8)]
+    packs = list(make_packs(others, max_tokens=12, pad_id=0))
+    # Rows of 3, 4, 5, 6, 7, 8 tokens, in this order.
+    assert [pack.num_real for pack in packs] == [12, 6, 7, 8]
+    assert sum(pack.target.numel() for pack in packs) == sum(range(2, 8))
+
+
+def test_hidden_states_equal_those_of_each_sequence_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_policy(TOKENIZER)
+    samples = [sample(0, (20, 21, 24), (22, 23)), sample(1, (20, 21, 26), (27, 28))]
+    for least in (2, 32):
+        monkeypatch.setattr(packed_model, "_MIN_SHARED", least)
+        [pack] = make_packs(samples, 100, pad_id=0)
+        with torch.no_grad():
+            hidden = packed_hidden(model, pack)[pack.index]
+            for number, one in enumerate(samples):
+                ids = torch.tensor([[*one.prompt_ids, *one.token_ids]])
+                alone = model.model(input_ids=ids).last_hidden_state[0, 2:4]
+                ours = hidden[2 * number : 2 * number + 2]
+                torch.testing.assert_close(ours, alone, rtol=0, atol=1e-5)
     assert model.config._attn_implementation != "moopd_packed"
 
 
@@ -86,6 +109,7 @@ def test_gradient_equals_the_padded_trainers(
     changes: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "HEAD_CHUNK", 5)
+    monkeypatch.setattr(packed_model, "_MIN_SHARED", 2)
     config = CONFIG.model_copy(update=changes)
     ours = gradient(PackedTrainer, config, torch.float32)
     padded = gradient(TorchTrainer, CONFIG, torch.float32)
