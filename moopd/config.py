@@ -200,6 +200,33 @@ class EngineConfig(Section):
     options: dict[str, str | int | float | bool] = {}
 
 
+class VerlConfig(Section):
+    """The distributed trainer's machine side (training.trainer: verl); see docs/verl.md."""
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    gpus: int = Field(8, ge=1)
+    """Training processes of one host; on the CPU they only stand for GPUs."""
+    rollout_tensor_parallel: int = Field(1, ge=1)
+    gpu_memory_utilization: float = Field(0.5, gt=0, lt=1)
+    """Share of the memory that is free when the rollout engine starts."""
+    max_running_requests: int = Field(256, ge=1)
+    """Concurrent requests of one rollout engine; CUDA graphs are captured up to this number."""
+    attention: Literal["flash_attention_2", "sdpa"] = "flash_attention_2"
+    sglang_attention: str = "triton"
+    sglang_sampling: str = "pytorch"
+    """Engine back ends that need no compiler at run time."""
+    offload_optimizer: bool = False
+    agent_workers: int = Field(8, ge=1)
+    storage_units: int = Field(8, ge=1)
+    """Processes of verl's queue; more than the host has cores for can hang its start."""
+    deadline_hours: float = Field(240.0, gt=0)
+    """A stage that takes longer is ended and counts as failed."""
+    call_timeout_s: float = Field(600.0, gt=0)
+    """A rollout call that takes longer fails the step, so that no session hangs for ever."""
+    overrides: tuple[str, ...] = ()
+    """verl's own `key=value` overrides, applied last."""
+
+
 class Scale(Section):
     """Everything that decides a run, apart from the system."""
 
@@ -220,6 +247,7 @@ class Scale(Section):
     critic: CriticConfig = CriticConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     statistics: StatisticsConfig = StatisticsConfig()
+    verl: VerlConfig = VerlConfig()
 
 
 def load_scale(path: Path, overrides: Sequence[str] = ()) -> Scale:

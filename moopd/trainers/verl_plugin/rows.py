@@ -1,0 +1,133 @@
+"""A trajectory as verl's rows, one per completion, and back to what credit needs.
+
+A row carries plain values only (they travel through verl's queue). Every row of a workflow holds
+the workflow's rewards and behaviour, because the trainer meets rows in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from moopd.rl.advantages import CreditRow
+from moopd.rl.rewards import WorkflowCredit, team_outcome, workflow_credit
+from moopd.systems import SearcherSignal
+from moopd.trainers.behaviour import behaviour
+from moopd.types import Judgement, Owner, Role, Trajectory
+
+NO_CALL = -1
+"""Call number of the row that stands for a workflow which ended before its first call."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerlRow:
+    """One completion as verl trains it. `trained` is False where there is no token to train."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    trained: bool
+    meta: dict[str, Any]
+    outcome: float
+    measures: dict[str, float]
+
+
+def rows_of(
+    trajectory: Trajectory,
+    signal: SearcherSignal,
+    filler: int,
+    judgements: Mapping[int, Judgement | None] | None = None,
+    error: str | None = None,
+) -> list[VerlRow]:
+    """Every completion of a workflow; at least one row, also for a workflow without a call.
+
+    `filler`: token id that stands where verl needs a token and there is none.
+    """
+    workflow = _workflow_values(trajectory, signal, judgements, error)
+    outcome = team_outcome(trajectory)
+    measures = behaviour([trajectory])
+    rows = [
+        VerlRow(
+            prompt_ids=call.prompt_ids,
+            token_ids=completion.token_ids or (filler,),
+            logprobs=completion.logprobs or (0.0,),
+            trained=bool(completion.token_ids),
+            meta={
+                "call": call.index,
+                "candidate": candidate,
+                "role": call.role.value,
+                "subtask": call.subtask,
+                "workflow": workflow,
+            },
+            outcome=outcome,
+            measures=measures,
+        )
+        for call in trajectory.calls
+        for candidate, completion in enumerate(call.completions)
+    ]
+    return rows or [_placeholder(filler, workflow, outcome, measures)]
+
+
+def _placeholder(
+    filler: int, workflow: dict[str, Any], outcome: float, measures: dict[str, float]
+) -> VerlRow:
+    meta = {
+        "call": NO_CALL,
+        "candidate": 0,
+        "role": Role.LEADER.value,
+        "subtask": None,
+        "workflow": workflow,
+    }
+    return VerlRow((filler,), (filler,), (0.0,), False, meta, outcome, measures)
+
+
+def _workflow_values(
+    trajectory: Trajectory,
+    signal: SearcherSignal,
+    judgements: Mapping[int, Judgement | None] | None,
+    error: str | None,
+) -> dict[str, Any]:
+    # A workflow that the engine broke off has subtasks whose reports nobody judged.
+    credit = None if error else asdict(workflow_credit(trajectory, signal, judgements))
+    failed = [r.error for r in trajectory.retrievals if r.error is not None]
+    return {
+        "question": trajectory.question.id,
+        "member": trajectory.group_index,
+        "credit": credit,
+        "error": error,
+        "num_retrievals": len(trajectory.retrievals),
+        "num_failed_retrievals": len(failed),
+        "retrieval_error": failed[0] if failed else None,
+    }
+
+
+def workflow_key(meta: Mapping[str, Any]) -> tuple[str, int]:
+    return meta["workflow"]["question"], meta["workflow"]["member"]
+
+
+def distinct_workflows(metas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The workflow values of a batch, each workflow once, in order of first appearance."""
+    return list({workflow_key(meta): meta["workflow"] for meta in metas}.values())
+
+
+def credit_of(workflow: Mapping[str, Any]) -> WorkflowCredit:
+    values = workflow["credit"]
+    return WorkflowCredit(
+        **{
+            **values,
+            "subtasks": tuple(values["subtasks"]),
+            "answers": tuple(values["answers"]),
+        }
+    )
+
+
+def credit_row(
+    meta: Mapping[str, Any],
+    old: tuple[float, ...],
+    opd: tuple[float, ...] | None,
+    kl: tuple[float, ...] | None,
+) -> CreditRow:
+    question, member = workflow_key(meta)
+    owner = Owner(question, member, meta["call"], meta["candidate"], Role(meta["role"]))
+    return CreditRow(owner, meta["subtask"], old, opd, kl)
