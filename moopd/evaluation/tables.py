@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moopd.evaluation.plots import PLACES
@@ -289,9 +289,9 @@ class Tables:
         return Cell(self._number(estimate.value), self._interval(estimate), _paper(paper))
 
     def _amount(self, estimate: Estimate, paper: float | None) -> Cell:
-        show: Callable[[float], str] = lambda x: (
-            f"{x:,.0f}" if estimate.value >= 100 else f"{x:.2f}"
-        )
+        def show(x: float) -> str:
+            return f"{x:,.0f}" if estimate.value >= 100 else f"{x:.2f}"
+
         interval = f"[{show(estimate.low)}, {show(estimate.high)}]"
         printed = "" if paper is None else (f"{paper:,.0f}" if paper >= 100 else f"{paper:.2f}")
         return Cell(show(estimate.value), interval, printed)
@@ -307,13 +307,7 @@ class Tables:
 
 
 def _paper(value: float | None) -> str:
-    return (
-        ""
-        if value is None
-        else f"{value:.2f}".rstrip("0").rstrip(".")
-        if value % 1
-        else f"{value:.1f}"
-    )
+    return "" if value is None else f"{value:.10g}"
 
 
 def _verdict(difference: Difference) -> Cell:
