@@ -67,6 +67,10 @@ class Renderer:
             delta = delta[1:]
         return (*prompt_ids, *completion_ids, *delta)
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a completion written by a script, control tokens split; no end token."""
+        return self._content(text)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a completion without its control tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True)).strip()

@@ -100,6 +100,11 @@ class WorkflowRun:
     def queries(self) -> tuple[Query, ...]:
         return self._queries
 
+    @property
+    def asks(self) -> tuple[Ask, ...]:
+        """The Asks behind the last `requests()`."""
+        return tuple(turn.ask for turn in self._turns)
+
     def requests(self) -> tuple[GenerateRequest, ...]:
         """Engine requests of the current exchange; empty when done, also by a too long prompt."""
         turns = tuple(

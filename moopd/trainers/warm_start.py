@@ -1,0 +1,95 @@
+"""Warm start: supervised training of a base policy on scripted traces (small scales).
+
+Not part of the paper, whose base is an instruct model that follows the format already.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from moopd.config import WarmStartConfig
+from moopd.trainers.traces import TraceSequence
+
+_WARMUP_SHARE = 0.05
+
+
+def warm_start(
+    model: Any,
+    pad_id: int,
+    sequences: Sequence[TraceSequence],
+    config: WarmStartConfig,
+    seed: int,
+    log: Callable[[int, dict[str, float]], None],
+) -> None:
+    """Train `model` in place: AdamW, cosine; tokens not generated weigh `context_weight`.
+
+    Raises ValueError when there is nothing to train on.
+    """
+    if not sequences:
+        raise ValueError("no warm-start traces; check the questions and their supporting passages")
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, foreach=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: _rate(s, config.steps))
+    batches = _batches(sequences, config.tokens_per_batch, seed)
+    model.train()
+    for step in range(1, config.steps + 1):
+        loss = _loss(model, next(batches), pad_id, config.context_weight)
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 20 == 0 or step == config.steps:
+            log(step, {"warm_start/loss": loss.item()})
+    model.eval()
+
+
+def _rate(step: int, total: int) -> float:
+    warmup = max(1, round(total * _WARMUP_SHARE))
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+def _batches(
+    sequences: Sequence[TraceSequence], max_tokens: int, seed: int
+) -> Iterator[list[TraceSequence]]:
+    """Batches of like lengths, in an order shuffled anew each epoch; never ends."""
+    rng = random.Random(seed)
+    while True:
+        order = sorted(sequences, key=lambda s: (len(s.ids), rng.random()))
+        batches: list[list[TraceSequence]] = [[]]
+        for sequence in order:
+            if len(sequence.ids) * (len(batches[-1]) + 1) > max_tokens and batches[-1]:
+                batches.append([])
+            batches[-1].append(sequence)
+        rng.shuffle(batches)
+        yield from batches
+
+
+def _loss(
+    model: Any, batch: Sequence[TraceSequence], pad_id: int, context_weight: float
+) -> torch.Tensor:
+    """Weighted mean of the next-token loss; padding weighs nothing."""
+    device = next(model.parameters()).device
+    width = max(len(sequence.ids) for sequence in batch)
+    ids = torch.full((len(batch), width), pad_id)
+    weights = torch.zeros(len(batch), width)
+    for row, sequence in enumerate(batch):
+        ids[row, : len(sequence.ids)] = torch.tensor(sequence.ids)
+        weights[row, : len(sequence.ids)] = torch.where(
+            torch.tensor(sequence.generated), 1.0, context_weight
+        )
+    ids, weights = ids.to(device), weights.to(device)
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    chosen = weights[:, 1:] > 0
+    logits = model.lm_head(hidden[:, :-1][chosen])
+    losses = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][chosen], reduction="none")
+    kept = weights[:, 1:][chosen]
+    return (losses * kept).sum() / kept.sum()
