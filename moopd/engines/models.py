@@ -29,10 +29,22 @@ def load_policy(source: str, dtype: str = "float32", device: str = "cpu") -> tup
     elif path.is_dir() and not any(path.glob("*.safetensors")):
         raise ModelError(f"{path} holds no *.safetensors; expected a transformers folder")
     tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    loading = options if path.suffix == ".gguf" else {**options, "use_safetensors": True}
+    loading = (
+        {**options, **_whole_weights()}
+        if path.suffix == ".gguf"
+        else {**options, "use_safetensors": True}
+    )
     model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), **loading)
     _repair_special_tokens(tokenizer)
     return model.to(device).eval(), tokenizer
+
+
+def _whole_weights() -> dict[str, Any]:
+    """Recent transformers keep GGUF weights quantized, which nothing can train or save."""
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)
+    return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
 def check_same_vocabulary(student: Any, teacher: Any) -> None:

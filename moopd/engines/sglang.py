@@ -27,9 +27,12 @@ _OWN_OPTIONS = ("deterministic", "share_memory")
 
 
 class SGLangEngine:
-    """Samples and scores through a `Transport`; `decode` turns sampled ids into text."""
+    """Samples and scores through a `Transport`; `decode` turns sampled ids into text.
 
-    def __init__(self, transport: Transport, decode: Decode, eos_token_id: int) -> None:
+    Without `eos_token_id` nothing ends a completion before its `max_tokens` (benchmarks).
+    """
+
+    def __init__(self, transport: Transport, decode: Decode, eos_token_id: int | None) -> None:
         self._transport = transport
         self._decode = decode
         self._eos = eos_token_id
@@ -140,7 +143,7 @@ class SGLangEngine:
 
 
 def start_sglang(
-    config: EngineConfig, model_path: str, decode: Decode, eos_token_id: int
+    config: EngineConfig, model_path: str, decode: Decode, eos_token_id: int | None
 ) -> SGLangEngine:
     """The engine that `engine.url` or, without it, `engine.options` describe.
 
@@ -179,7 +182,7 @@ def _body(
     prompt: list[int],
     request: GenerateRequest,
     candidate: int,
-    eos: int,
+    eos: int | None,
     max_tokens: int | None = None,
 ) -> Body:
     return {
@@ -188,7 +191,7 @@ def _body(
             "max_new_tokens": request.max_tokens if max_tokens is None else max_tokens,
             "temperature": request.temperature,
             "top_p": request.top_p,
-            "stop_token_ids": [eos],
+            **({"ignore_eos": True} if eos is None else {"stop_token_ids": [eos]}),
             "sampling_seed": candidate_seed(request.seed, candidate),
         },
         "return_logprob": True,

@@ -99,7 +99,8 @@ class FakeSGLang:
             token, logprob = self._sample(ids, params)
             output.append([logprob, token, None])
             ids.append(token)
-            if token in params.get("stop_token_ids", [self.eos]):
+            stops = params.get("stop_token_ids", [self.eos])
+            if token in stops and not params.get("ignore_eos"):
                 meta["finish_reason"] = {"type": "stop", "matched": token}
                 break
         meta["output_token_logprobs"] = output
