@@ -148,4 +148,5 @@ def _cases(
     if not num_cases or not rivals:
         return CaseBook(rule="no cases: they need a second system on the same questions")
     rival = max(rivals, key=lambda name: int(first[name].strict.correct.sum()))
-    return case_book(first, reference, rival, num_cases)
+    titles = {row.name: row.title for row in rows}
+    return case_book(first, titles, reference, rival, num_cases)

@@ -34,7 +34,7 @@ def case_book(scored: Mapping[str, Scored], first: str, second: str, num_cases: 
         name: one for name, one in scored.items() if one.attempts.questions.ids == questions.ids
     }
     rule = (
-        f"a third where {first} leads {second} most in avg@4, a third where it trails most, the "
+        f"a third where {titles[first]} leads {titles[second]} most, a third where it trails most, the "
         "rest evenly over the remaining questions; equal leads in the order of question ids"
     )
     places = _chosen(systems[first], systems[second], num_cases)

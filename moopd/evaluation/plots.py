@@ -19,13 +19,13 @@ from moopd.evaluation.funnel import Place
 from moopd.evaluation.results import CurvePoint, Difference, Estimate, Results
 
 PLACES: dict[str, tuple[str, str]] = {
-    Place.CORRECT: ("correct", "#1f9d76"),
-    Place.FORMAT: ("answer malformed or missing", "#8a94a3"),
+    Place.CORRECT: ("correct", "#3fb68e"),
+    Place.FORMAT: ("answer malformed or missing", "#a3adba"),
     Place.NOT_ANSWERED: ("in a selected report, not answered", "#e3b23c"),
-    Place.NOT_SELECTED: ("in a report, not selected", "#d9822b"),
-    Place.NOT_REPORTED: ("in a passage, in no report", "#cf4a5a"),
-    Place.NOT_RETRIEVED: ("in no retrieved passage", "#9a68d0"),
-    Place.NOT_SEARCHED: ("no search", "#4b6cb7"),
+    Place.NOT_SELECTED: ("in a report, not selected", "#e8954a"),
+    Place.NOT_REPORTED: ("in a passage, in no report", "#e07a86"),
+    Place.NOT_RETRIEVED: ("in no retrieved passage", "#b490e0"),
+    Place.NOT_SEARCHED: ("no search", "#7f9fe0"),
 }
 """Place -> (wording, colour), from success back along the chain."""
 
@@ -39,6 +39,7 @@ CURVES: dict[str, str] = {
 }
 """Metric -> title; the last four are the collapse panel (section A.5)."""
 _PAPER = "#8a94a3"
+_INK_ON_BAR = "#0d1014"
 _COUNTED = ("searches",)
 _SHARES = ("no_search", "with_subtasks", "with_reports", "with_answer")
 
@@ -99,7 +100,7 @@ def set_bars(results: Results, layout: Layout) -> Figure:
         axes.set_ylim(len(labels) - 0.4, -0.6)
         axes.set_xlim(0, None)
         axes.grid(axis="y", visible=False)
-        axes.xaxis.set_major_locator(MaxNLocator(4 if layout.wide else 3))
+        axes.xaxis.set_major_locator(MaxNLocator(4 if layout.wide else 3, steps=[1, 2, 2.5, 5, 10]))
     return figure
 
 
@@ -171,7 +172,7 @@ def accuracy_workload(results: Results, layout: Layout) -> Figure:
         axes.set_xlabel(kinds[kind])
         axes.set_ylabel(f"macro avg@{results.num_attempts} (%)")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     _legend(figure, results, layout, [system.name for system in results.systems], marker=True)
     return figure
 
@@ -202,7 +203,7 @@ def failure_funnel(results: Results, layout: Layout) -> Figure:
                         f"{share:.0f}",
                         ha="center",
                         va="center",
-                        color="white",
+                        color=_INK_ON_BAR,
                         fontsize=8,
                     )
                 left += share

@@ -98,9 +98,9 @@ def open_choices(scale: Scale, systems: Iterable[System]) -> tuple[Choice, ...]:
 def critic_note(scale: Scale) -> str:
     """Who judged reports in the Prompted Critic row; stands wherever its numbers do."""
     if scale.critic.kind == "http":
-        return f"critic: {scale.critic.model or 'a model'} behind HTTP"
-    warm = scale.model.kind == "tiny" or scale.warm_start.enabled
-    return f"critic: the frozen base policy{' (warm-started)' if warm else ''} in the critic role"
+        return f"judged by {scale.critic.model or 'a model'} behind HTTP"
+    warm = "warm-started " if scale.warm_start.enabled else ""
+    return f"judged by the frozen {warm}base in its critic role"
 
 
 def system_notes(system: System | None, scale: Scale | None) -> tuple[str, ...]:

@@ -82,7 +82,9 @@ def _context(results: Results, figures: dict[str, _Inlined]) -> dict[str, Any]:
         "tiles": tiles(results),
         "labels": list(
             dict.fromkeys(
-                f"{system.title}: {note}." for system in results.systems for note in system.notes
+                f"{system.title}: reports {note}."
+                for system in results.systems
+                for note in system.notes
             )
         ),
         "interval_note": INTERVAL_NOTE.format(confidence=confidence, draws=results.num_draws),

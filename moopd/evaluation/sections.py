@@ -48,7 +48,7 @@ def sections(results: Results) -> list[Section]:
             "sets",
             "Per set",
             "The same score in every set; sets count equally in the macro average.",
-            (Part(tables.per_set(), "avg@4 per set", folded=True),),
+            (Part(tables.per_set(), f"avg@{results.num_attempts} per set", folded=True),),
             "sets",
         ),
         _curves(results, tables),
@@ -120,7 +120,8 @@ def _differences(results: Results, tables: Tables) -> Section | None:
     main = Part(tables.differences())
     other = Part(tables.differences("other"), "All other pairs", folded=True)
     parts = [part for part in (main, other) if part.table.rows]
-    for metric, title in (("pass", "pass"), ("all", "all attempts right"), ("maj", "majority")):
+    n = results.num_attempts
+    for metric, title in (("pass", f"pass@{n}"), ("all", f"{n}/{n}"), ("maj", f"maj@{n}")):
         parts.append(Part(tables.differences(None, metric), f"Differences in {title}", folded=True))
     return Section("differences", "Differences", text, tuple(parts), "forest")
 

@@ -152,9 +152,7 @@ class Tables:
             for system in self._results.systems
         )
         header = ("system", *(name.replace("_", " ") for name in names))
-        return Table(
-            header, rows, "Percent of all workflows; retrieval without an answer shows here."
-        )
+        return Table(header, rows, "Percent of all workflows, each counted once.")
 
     def coverage(self) -> Table:
         size = self._n
@@ -264,7 +262,7 @@ class Tables:
             )
             for system in systems
         )
-        header = ("system", *(f"{group} ({number})" for group, number in groups.items()))
+        header = ("system", *(f"{group.replace('_', ' ')} ({n})" for group, n in groups.items()))
         return Table(header, rows, f"avg@{self._n} in percent, every question counted once.")
 
     def _difference(self, difference: Difference, several: bool) -> tuple[Cell, ...]:
@@ -297,13 +295,13 @@ class Tables:
         return Cell(show(estimate.value), interval, printed)
 
     def _number(self, value: float) -> str:
-        return f"{value:.{self._digits}f}"
+        return f"{value:.{self._digits}f}".replace("-", "−")
 
     def _signed(self, value: float) -> str:
         return f"{value:+.{self._digits}f}".replace("-", "−")
 
     def _interval(self, estimate: Estimate) -> str:
-        return f"[{self._number(estimate.low)}, {self._number(estimate.high)}]".replace("-", "−")
+        return f"[{self._number(estimate.low)}, {self._number(estimate.high)}]"
 
 
 def _paper(value: float | None) -> str:
