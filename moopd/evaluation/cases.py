@@ -24,7 +24,13 @@ _MAX_PASSAGE = 900
 _THIRDS = 3
 
 
-def case_book(scored: Mapping[str, Scored], first: str, second: str, num_cases: int) -> CaseBook:
+def case_book(
+    scored: Mapping[str, Scored],
+    titles: Mapping[str, str],
+    first: str,
+    second: str,
+    num_cases: int,
+) -> CaseBook:
     """`num_cases` questions of one run of every system, chosen by a rule that nobody steers.
 
     Systems without traces show their answers alone; those on other questions are left out.
@@ -34,8 +40,8 @@ def case_book(scored: Mapping[str, Scored], first: str, second: str, num_cases: 
         name: one for name, one in scored.items() if one.attempts.questions.ids == questions.ids
     }
     rule = (
-        f"a third where {titles[first]} leads {titles[second]} most, a third where it trails most, the "
-        "rest evenly over the remaining questions; equal leads in the order of question ids"
+        f"a third where {titles[first]} leads {titles[second]} most, a third where it trails most, "
+        "the rest evenly over the remaining questions; equal leads in the order of question ids"
     )
     places = _chosen(systems[first], systems[second], num_cases)
     passages: dict[str, CasePassage] = {}
