@@ -81,8 +81,8 @@ class Reported(_Row):
     output_tokens: float | None = None
     per_set: dict[str, float] = {}
     """avg@4 of single sets."""
-    reference_lead: tuple[float, float, float] | None = None
-    """Paired difference (MultiAgent-OPD - this row) in macro avg@4, and its interval."""
+    leads: dict[str, tuple[float, float, float]] = {}
+    """Paired difference (this row - the named one) in macro avg@4, and its interval."""
     shares: dict[str, float] = {}
     """Collapse diagnostics on the test: no_search, with_subtasks, with_reports, with_answer."""
 

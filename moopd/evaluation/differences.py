@@ -30,10 +30,10 @@ def paired_differences(
         for a, b, _, metric in keys
     ]
     estimates = many_by_set(fixed, config.confidence)
-    reported = {row.name: row.reported.reference_lead for row in rows}
+    reported = {row.name: row.reported.leads for row in rows}
     found = []
     for (first, second, group, metric), estimate in zip(keys, estimates, strict=True):
-        lead = reported[second] if first == reference and metric == "avg" else None
+        lead = reported[first].get(second) if metric == "avg" else None
         found.append(
             Difference(
                 first=first,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from moopd.config import StatisticsConfig
@@ -114,9 +115,11 @@ def rich_table(table: Table, title: str) -> RichTable:
 
 
 def _shown(cell: Cell) -> str:
-    text = cell.plain.replace("[", "\\[")
     style = _STYLES.get(cell.mark)
-    return f"[{style}]{text}[/{style}]" if style else text
+    text = escape(cell.text)
+    small = [cell.interval, f"paper {cell.paper}" if cell.paper else "", *cell.notes]
+    lines = [f"[{style}]{text}[/{style}]" if style else text]
+    return "\n".join([*lines, *(f"[dim]{escape(line)}[/dim]" for line in small if line)])
 
 
 def _digest(path: Path) -> str:
