@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from traceback import format_exception
 from typing import Any
 from uuid import uuid4
 
@@ -28,7 +29,7 @@ from moopd.rl.samples import needs_judge
 from moopd.roles.prompts import Prompts
 from moopd.roles.render import Renderer
 from moopd.trainers.verl_plugin.drive import Driven, drive
-from moopd.trainers.verl_plugin.rows import VerlRow, rows_of
+from moopd.trainers.verl_plugin.rows import VerlRow, broken_row, rows_of
 from moopd.trainers.verl_plugin.spec import AGENT_NAME, VerlRun, load_run
 from moopd.types import Completion, GenerateRequest, Judgement, Question
 from moopd.workflows.rollout import Job, Team, derive_seed
@@ -78,30 +79,52 @@ class _Versions:
 class WorkflowLoop(AgentLoopBase):  # type: ignore[misc]
     """One workflow of one question (one session of one prompt, in verl's words)."""
 
+    def __init__(self, trainer_config: Any, server_manager: Any, tokenizer: Any, **_: Any) -> None:
+        # Not the base class's: it builds prompts of its own and refuses tokenizers of families
+        # that it does not know. Ours come from the renderer.
+        self.config = trainer_config.config
+        self.rollout_config = self.config.actor_rollout_ref.rollout
+        self.server_manager = server_manager
+        self.tokenizer = tokenizer
+
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
+        step, member = int(row["global_steps"]), int(row["session_id"])
+        versions = _Versions(step - 1, step - 1)
+        try:
+            rows, error = await self._rows(sampling_params, row, step, member, versions)
+        except Exception as failure:
+            # Also a fault of ours must reach the trainer as data, or the group lacks a workflow.
+            error = "".join(format_exception(failure))
+            rows = [broken_row(row["uid"], member, int(self.tokenizer.eos_token_id), error)]
+        return [_output(one, versions, error) for one in rows]
+
+    async def _rows(
+        self,
+        sampling_params: dict[str, Any],
+        row: dict[str, Any],
+        step: int,
+        member: int,
+        versions: _Versions,
+    ) -> tuple[list[VerlRow], str | None]:
         shared = _shared(str(self.config.actor_rollout_ref.moopd.run_file))
         info = row["extra_info"]
         training = info["split"] == "train"
         # verl's uid names the group: a question met twice in a batch forms two groups.
         question = replace(_question(info["question"]), id=row["uid"])
-        step, member = int(row["global_steps"]), int(row["session_id"])
         seed = _seed(shared.run.seed, training, step, int(info["number"]), member)
-        versions = _Versions(step - 1, step - 1)
         driven = await drive(
             Job(question, member, seed),
             self._team(shared, training),
             _ServerCalls(self, shared.run, sampling_params, versions),
             shared.retriever,
         )
-        driven, judgements = await _judged(shared, driven) if training else (driven, None)
-        rows = rows_of(
-            driven.trajectory,
-            shared.run.row.searcher,
-            int(self.tokenizer.eos_token_id),
-            judgements if training else _no_judgements(driven),
-            driven.error,
-        )
-        return [_output(one, versions, driven.error is not None) for one in rows]
+        judgements: dict[int, Judgement | None] | None = _no_judgements(driven)
+        if training:
+            driven, judgements = await _judged(shared, driven)
+        filler = int(self.tokenizer.eos_token_id)
+        signal = shared.run.row.searcher
+        rows = rows_of(driven.trajectory, signal, filler, judgements, driven.error)
+        return rows, driven.error
 
     def _team(self, shared: _Shared, training: bool) -> Team:
         run = shared.run
@@ -201,7 +224,7 @@ def _question(text: str) -> Question:
     )
 
 
-def _output(row: VerlRow, versions: _Versions, broken: bool) -> AgentLoopOutput:
+def _output(row: VerlRow, versions: _Versions, error: str | None) -> AgentLoopOutput:
     return AgentLoopOutput(
         prompt_ids=list(row.prompt_ids),
         response_ids=list(row.token_ids),
@@ -213,7 +236,7 @@ def _output(row: VerlRow, versions: _Versions, broken: bool) -> AgentLoopOutput:
         extra_fields={
             "min_global_steps": versions.lowest,
             "max_global_steps": versions.highest,
-            "reward_extra_info": {**row.measures, "broken": float(broken)},
+            "reward_extra_info": {**row.measures, "error": error or ""},
             "moopd": {**row.meta, "measures": row.measures},
         },
     )

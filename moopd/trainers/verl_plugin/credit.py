@@ -113,6 +113,16 @@ def check_workflows(workflows: Sequence[Mapping[str, Any]], max_retrieval_errors
         )
 
 
+def check_development(errors: Sequence[str]) -> None:
+    """Raises EngineError when development workflows were broken off by the engine."""
+    causes = [error for error in errors if error]
+    if causes:
+        raise EngineError(
+            f"{len(causes)} of {len(errors)} development workflows were broken off, expected none; "
+            f"first cause: {causes[0]}. The last checkpoint is intact: start the stage again"
+        )
+
+
 def _check_mismatch(rows: Sequence[ScoredRow], limit: float) -> float:
     mismatch = _mean(
         abs(old - rollout)

@@ -177,7 +177,6 @@ def _trainer(scale: Scale, run: VerlRun, start: StartPoint) -> dict[str, Any]:
         # A cluster of its own on this host: never one that happens to run here.
         "+ray_kwargs.ray_init.address": "local",
         "+ray_kwargs.ray_init.include_dashboard": False,
-        "+ray_kwargs.ray_init._node_ip_address": "127.0.0.1",
         "hydra.run.dir": run.folder / "hydra",
         "hydra.output_subdir": "null",
     }

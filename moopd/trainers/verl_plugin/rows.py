@@ -69,6 +69,20 @@ def rows_of(
     return rows or [_placeholder(filler, workflow, outcome, measures)]
 
 
+def broken_row(question: str, member: int, filler: int, error: str) -> VerlRow:
+    """Stands for a workflow of which nothing is known but why it failed."""
+    workflow = {
+        "question": question,
+        "member": member,
+        "credit": None,
+        "error": error,
+        "num_retrievals": 0,
+        "num_failed_retrievals": 0,
+        "retrieval_error": None,
+    }
+    return _placeholder(filler, workflow, 0.0, {})
+
+
 def _placeholder(
     filler: int, workflow: dict[str, Any], outcome: float, measures: dict[str, float]
 ) -> VerlRow:

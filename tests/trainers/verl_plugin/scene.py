@@ -1,0 +1,109 @@
+"""A smoke-size stage for verl: a tiny random policy, a few questions, a retriever behind HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from moopd.config import Scale
+from moopd.retrieval.base import Hit
+from moopd.systems import System, load_systems
+from moopd.trainers.checkpoints import reference, save_policy
+from moopd.trainers.loop import TrainingTask
+from moopd.types import CheckpointRef, Passage, Question
+from tests.support import OnePassage, tiny_policy, word_tokenizer
+
+SCALE = """
+name: smoke
+model: {prompt_style: compact}
+workflow: {max_input_tokens: 96, max_output_tokens: 10, cascade_steps: 3, hierarchy_steps: 4,
+  leader_rounds: 2, max_subtasks_per_round: 2}
+retrieval: {top_k: 1}
+training: {trainer: verl, questions_per_step: 3, group_size: 2, num_candidates: 2, lr: 1.0e-3,
+  stage1_steps: 4, stage2_steps: 2, validate_every: 2, checkpoint_every: 1,
+  validation_questions: 4, tokens_per_microbatch: 2048, kl_placement: after, beta: 0.1}
+verl: {device: cpu, gpus: 1, attention: sdpa, agent_workers: 1, storage_units: 1,
+  deadline_hours: 0.25, call_timeout_s: 120}
+"""
+SYSTEMS = Path(__file__).parents[3] / "configs" / "systems.yaml"
+
+
+class WordRetriever(OnePassage):
+    num_passages = 1
+
+    def search_scored(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        return [[Hit(self.passage, 1.0)] for _ in queries]
+
+
+@contextmanager
+def retrieval_server() -> Iterator[str]:
+    """A retriever on a free port of this machine."""
+    import uvicorn
+
+    from moopd.retrieval.server import create_app
+
+    config = uvicorn.Config(
+        create_app(WordRetriever(), 1), host="127.0.0.1", port=0, log_level="warning"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.05)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(10)
+
+
+def smoke_scale(**training: object) -> Scale:
+    tree = yaml.safe_load(SCALE)
+    tree["training"].update(training)
+    return Scale(**tree)
+
+
+def save_tiny(folder: Path, system: str, seed: int) -> CheckpointRef:
+    tokenizer = word_tokenizer()
+    save_policy(tiny_policy(tokenizer, seed), tokenizer, folder)
+    return reference(system, 0, folder)
+
+
+def questions(count: int) -> list[Question]:
+    words = ("a", "b", "c", "d", "e")
+    return [
+        Question(f"q{n}", "nq", f"who {words[n % 5]} {words[n // 5 % 5]}", ("x",))
+        for n in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class Stage:
+    scale: Scale
+    task: TrainingTask
+
+
+def stage(system: System, scale: Scale, num_steps: int) -> Stage:
+    task = TrainingTask(
+        system=system,
+        seed=3,
+        num_steps=num_steps,
+        training=scale.training,
+        workflow=scale.workflow,
+        evaluation=scale.evaluation,
+        train_questions=questions(20),
+        dev_questions=questions(4),
+        top_k=scale.retrieval.top_k,
+    )
+    return Stage(scale, task)
+
+
+def system(name: str) -> System:
+    return load_systems(SYSTEMS)[name]
+
+
+PASSAGE = Passage("p1", "title", "red harbor")
