@@ -26,6 +26,7 @@ from moopd.types import Passage
 
 _VECTORS = "vectors-{:05d}.npy"
 _CHUNK = 4096
+_BLAS_QUERIES = 8
 _MARGIN = 16
 """Extra candidates that are scored again; see `DenseRetriever`."""
 
@@ -82,6 +83,7 @@ class DenseRetriever:
             return found
         import faiss
 
+        _prefer_blas(self._encoder.dimension)
         scores = np.zeros((len(vectors), 0), np.float32)
         positions = np.zeros((len(vectors), 0), np.int64)
         for start, shard in zip(self._starts[:-1], self._shards, strict=True):
@@ -104,12 +106,32 @@ class DenseRetriever:
         return [Hit(self._store[int(positions[i])], float(exact[i])) for i in best]
 
     def _vectors_at(self, positions: NDArray[np.int64]) -> Vectors:
-        owners = np.searchsorted(self._starts, positions, side="right") - 1
-        rows = [
-            self._shards[shard][position - self._starts[shard]]
-            for shard, position in zip(owners, positions, strict=True)
-        ]
-        return np.stack(rows)
+        """Rows of ascending positions."""
+        cuts = np.searchsorted(positions, self._starts)
+        return np.concatenate(
+            [
+                shard[positions[low:high] - start]
+                for shard, start, low, high in zip(
+                    self._shards, self._starts[:-1], cuts[:-1], cuts[1:], strict=True
+                )
+                if low < high
+            ]
+        )
+
+
+def _prefer_blas(dimension: int) -> None:
+    """Let FAISS multiply matrices from 8 queries on, where that is up to 4 times faster.
+
+    Its own limit, a setting of the whole process, is 20 queries before version 1.15 and 128,000
+    numbers (250 queries of 512) from there.
+    """
+    import faiss
+
+    if faiss.cvar.distance_compute_blas_threshold not in (_BLAS_QUERIES, _BLAS_QUERIES * dimension):
+        counts_queries = faiss.cvar.distance_compute_blas_threshold <= 20
+        faiss.cvar.distance_compute_blas_threshold = (
+            _BLAS_QUERIES if counts_queries else _BLAS_QUERIES * dimension
+        )
 
 
 def _gpu_index(shards: Sequence[Vectors], dimension: int) -> Any | None:
