@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from moopd.retrieval.encoder import Device, Encoder, Vectors
 from moopd.retrieval.store import PassageStore, PassageWriter
 from moopd.types import Passage
 
+_LOG = logging.getLogger(__name__)
 _VECTORS = "vectors-{:05d}.npy"
 _CHUNK = 4096
 _BLAS_QUERIES = 8
@@ -46,11 +48,17 @@ class DenseRetriever:
             for shard in range(num_shards)
         ]
         self._starts = np.cumsum([0, *(len(shard) for shard in self._shards)])
-        self._gpu = None if device == "cpu" else _gpu_index(self._shards, encoder.dimension)
+        self._gpu: Any | None = None
+        if device != "cpu":
+            self._gpu = _gpu_index(self._shards, encoder.dimension, device)
 
     @property
     def num_passages(self) -> int:
         return len(self._store)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._gpu is not None
 
     @property
     def store(self) -> PassageStore:
@@ -134,15 +142,22 @@ def _prefer_blas(dimension: int) -> None:
         )
 
 
-def _gpu_index(shards: Sequence[Vectors], dimension: int) -> Any | None:
-    """The shards as one FAISS index on the GPU; None where FAISS has no GPU."""
+def _gpu_index(shards: Sequence[Vectors], dimension: int, device: Device) -> Any | None:
+    """The shards as one FAISS index on the GPU; None where FAISS has no GPU or it is too small."""
     import faiss
 
     if not hasattr(faiss, "StandardGpuResources") or faiss.get_num_gpus() == 0:
+        if device == "gpu":
+            _LOG.warning("retrieval.device is gpu, but this faiss sees none: searching on the CPU")
         return None
     index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), dimension)
-    for shard in shards:
-        index.add(np.ascontiguousarray(shard))
+    try:
+        for shard in shards:
+            index.add(np.ascontiguousarray(shard))
+    except RuntimeError as error:
+        size = sum(shard.nbytes for shard in shards) / 1e9
+        _LOG.warning("an index of %.1f GB stays on the CPU: %s", size, error)
+        return None
     return index
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,21 @@ def test_a_corpus_that_changes_meanwhile_is_refused(tmp_path, corpus, monkeypatc
     monkeypatch.setattr(build, "survey", lambda path: surveyed)
     with pytest.raises(IndexBuildError, match="changed while its index was built"):
         build_index(CONFIG, corpus, tmp_path / "index")
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
+    # 1,600 vectors of 2,048 numbers are 13 MB; chunks of 50 are 0.4 MB (float64: 0.8 MB).
+    monkeypatch.setattr("moopd.retrieval.index._CHUNK", 50)
+    monkeypatch.setattr("moopd.retrieval.encoder._CHUNK", 50)
+    config = hashing_config(dimension=2048, shard_size=400)
+    peaks = []
+    for times in (1, 4):
+        corpus = write_corpus(tmp_path / f"{times}.jsonl", world()[0] * times)
+        tracemalloc.start()
+        build_index(config, corpus, tmp_path / f"index{times}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 1_000_000
 
 
 def test_remote_needs_an_address_and_builds_nothing(tmp_path, corpus):
