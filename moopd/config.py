@@ -223,6 +223,8 @@ class VerlConfig(Section):
     """A stage that takes longer is ended and counts as failed."""
     call_timeout_s: float = Field(600.0, gt=0)
     """A rollout call that takes longer fails the step, so that no session hangs for ever."""
+    keep_rows: bool = False
+    """Write what every step trained on beside the metrics (rows/), to compare or to look at."""
     overrides: tuple[str, ...] = ()
     """verl's own `key=value` overrides, applied last."""
 

@@ -35,6 +35,14 @@ def latest_step(work: Path) -> int:
         ) from None
 
 
+def drop_other_steps(work: Path, step: int) -> None:
+    """Remove what a killed run left: a half-written later step, and earlier ones that a new
+    process of verl no longer knows and would never rotate."""
+    for folder in (work / CHECKPOINTS).glob("global_step_*"):
+        if folder.name != f"global_step_{step}":
+            shutil.rmtree(folder)
+
+
 def world_size(work: Path, step: int) -> int:
     """Number of training processes that wrote a checkpoint: only as many can read it."""
     path = work / CHECKPOINTS / f"global_step_{step}" / "actor" / "fsdp_config.json"

@@ -18,6 +18,7 @@ from moopd.config import ConfigError, Scale
 from moopd.trainers.checkpoints import verify, weights_digest
 from moopd.trainers.loop import TrainingResult, TrainingTask
 from moopd.trainers.verl_plugin.bridge import (
+    drop_other_steps,
     freeze_step,
     latest_step,
     start_folder,
@@ -71,7 +72,7 @@ def train_with_verl(
     run.write()
     start = _start_point(scale, run)
     if start is not None:
-        _launch(scale, task, run, start, start_folder(base), log, mlflow_run_id)
+        launch_stage(scale, task, run, start, start_folder(base), log, mlflow_run_id)
     return _finish(run)
 
 
@@ -104,6 +105,7 @@ def make_run(
             if name in named
         },
         call_timeout_s=scale.verl.call_timeout_s,
+        keep_rows=scale.verl.keep_rows,
     )
 
 
@@ -162,15 +164,16 @@ def _start_point(scale: Scale, run: VerlRun) -> StartPoint | None:
     return StartPoint(step, run.num_steps, validated)
 
 
-def _launch(
+def launch_stage(
     scale: Scale,
     task: TrainingTask,
     run: VerlRun,
     start: StartPoint,
     student: str,
     log: Log,
-    mlflow_run_id: str | None,
+    mlflow_run_id: str | None = None,
 ) -> None:
+    """One process of verl from `start` to its end; VerlError where it fails or was not ours."""
     work = run.folder
     write_question_files(
         work,
@@ -187,6 +190,7 @@ def _launch(
         env["MLFLOW_RUN_ID"] = mlflow_run_id
         overrides.append("trainer.logger=[console,file,mlflow]")
     shutil.rmtree(work / LOADED_FOLDER, ignore_errors=True)
+    drop_other_steps(work, start.step)
     command = [str(verl_python()), "-m", "verl.trainer.main_ppo", *overrides]
     print(f"verl: step {start.step} of {run.num_steps}, log {work / _LOG}", file=sys.stderr)
     deadline_s = scale.verl.deadline_hours * 3600
@@ -219,7 +223,7 @@ def _refuse_other_run(work: Path, run: VerlRun) -> None:
     before = load_run(path).model_dump()
     changed = [name for name, value in run.model_dump().items() if before[name] != value]
     # The retrieval server may have moved to another port since.
-    if set(changed) - {"retrieval_url", "call_timeout_s"}:
+    if set(changed) - {"retrieval_url", "call_timeout_s", "keep_rows"}:
         raise ConfigError(
             f"{work} holds a run with other {', '.join(changed)}; use another folder or remove it"
         )

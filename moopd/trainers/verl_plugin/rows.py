@@ -6,15 +6,18 @@ the workflow's rewards and behaviour, because the trainer meets rows in any orde
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from moopd.rl.advantages import CreditRow
 from moopd.rl.rewards import WorkflowCredit, team_outcome, workflow_credit
 from moopd.systems import SearcherSignal
 from moopd.trainers.behaviour import behaviour
-from moopd.types import Judgement, Owner, Role, Trajectory
+from moopd.types import Judgement, Owner, Role, TrainingSample, Trajectory
 
 NO_CALL = -1
 """Call number of the row that stands for a workflow which ended before its first call."""
@@ -142,6 +145,29 @@ def credit_row(
     opd: tuple[float, ...] | None,
     kl: tuple[float, ...] | None,
 ) -> CreditRow:
+    return CreditRow(owner_of(meta), meta["subtask"], old, opd, kl)
+
+
+def owner_of(meta: Mapping[str, Any]) -> Owner:
     question, member = workflow_key(meta)
-    owner = Owner(question, member, meta["call"], meta["candidate"], Role(meta["role"]))
-    return CreditRow(owner, meta["subtask"], old, opd, kl)
+    return Owner(question, member, meta["call"], meta["candidate"], Role(meta["role"]))
+
+
+def write_samples(work: Path, step: int, samples: Sequence[TrainingSample]) -> None:
+    """What a step trained on, one JSON object a line, under `work/rows`."""
+    folder = work / "rows"
+    folder.mkdir(exist_ok=True)
+    with gzip.open(folder / f"{step:06d}.jsonl.gz", "wt", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(asdict(sample)) + "\n" for sample in samples)
+
+
+def read_samples(work: Path, step: int) -> list[TrainingSample]:
+    """The inverse of `write_samples`."""
+    with gzip.open(work / "rows" / f"{step:06d}.jsonl.gz", "rt", encoding="utf-8") as stream:
+        return [_sample(json.loads(line)) for line in stream]
+
+
+def _sample(values: dict[str, Any]) -> TrainingSample:
+    owner = Owner(**{**values["owner"], "role": Role(values["owner"]["role"])})
+    names = ("prompt_ids", "token_ids", "old_logprobs", "advantages")
+    return TrainingSample(owner, *(tuple(values[name]) for name in names))

@@ -48,6 +48,7 @@ class VerlRun(Section):
     """Teacher name -> transformers folder whose digest the launcher has verified."""
     call_timeout_s: float = 600.0
     """A call to the rollout server that takes longer ends its workflow as an engine failure."""
+    keep_rows: bool = False
 
     @property
     def row(self) -> TrainRow:

@@ -31,10 +31,11 @@ from moopd.trainers.verl_plugin.credit import (
     check_development,
     credit_batch,
 )
-from moopd.trainers.verl_plugin.rows import workflow_key
+from moopd.trainers.verl_plugin.rows import owner_of, workflow_key, write_samples
 from moopd.trainers.verl_plugin.spec import TRAINER_NAME, VERL_VERSION, load_run
 from moopd.trainers.verl_plugin.validation import record_validation
 from moopd.trainers.verl_plugin.workers import TeacherWorker
+from moopd.types import TrainingSample
 from moopd.workflows.rollout import derive_seed
 
 _POLICY_ROLES = (VerlRole.ActorRolloutRef, VerlRole.ActorRollout, VerlRole.Actor)
@@ -93,6 +94,8 @@ class MoopdTrainer(PPOTrainerSync):  # type: ignore[misc]
         credited, numbers = self._credit(data, metas, real)
         metrics.update(credited.metrics)
         metrics.update(_behaviour([metas[n] for n in numbers]))
+        if self.moopd.keep_rows:
+            self._keep_rows(batch, data, metas, credited, numbers)
         lengths = data["response_mask"].offsets().diff().tolist()
         advantages = [torch.zeros(length) for length in lengths]
         mask = [torch.zeros(length, dtype=torch.int64) for length in lengths]
@@ -136,6 +139,25 @@ class MoopdTrainer(PPOTrainerSync):  # type: ignore[misc]
             for n in numbers
         ]
         return credit_batch(rows, self.moopd), numbers
+
+    def _keep_rows(
+        self, batch: Any, data: Any, metas: list[dict[str, Any]], credited: Credited, numbers: Any
+    ) -> None:
+        tokens = _get(batch, ("prompts", "responses"))
+        prompts, responses = tokens["prompts"].unbind(), tokens["responses"].unbind()
+        old = data["old_log_probs"].unbind()
+        samples = [
+            TrainingSample(
+                owner=owner_of(metas[n]),
+                prompt_ids=tuple(prompts[n].tolist()),
+                token_ids=tuple(responses[n].tolist()),
+                old_logprobs=tuple(old[n].tolist()),
+                advantages=advantage,
+            )
+            for n, advantage in zip(numbers, credited.advantages, strict=True)
+            if advantage
+        ]
+        write_samples(self.moopd.folder, self.global_steps, samples)
 
     def _correct(
         self, data: Any, mask: list[torch.Tensor]

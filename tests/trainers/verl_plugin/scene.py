@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,7 +17,15 @@ from moopd.systems import System, load_systems
 from moopd.trainers.checkpoints import reference, save_policy
 from moopd.trainers.loop import TrainingTask
 from moopd.types import CheckpointRef, Passage, Question
-from tests.support import OnePassage, tiny_policy, word_tokenizer
+from tests.support import (
+    REPORT,
+    SEARCH,
+    OnePassage,
+    answer,
+    play,
+    tiny_policy,
+    word_tokenizer,
+)
 
 SCALE = """
 name: smoke
@@ -30,6 +39,7 @@ training: {trainer: verl, questions_per_step: 3, group_size: 2, num_candidates: 
 verl: {device: cpu, gpus: 1, attention: sdpa, agent_workers: 1, storage_units: 1,
   deadline_hours: 0.25, call_timeout_s: 120}
 """
+Examples = list[tuple[tuple[int, ...], tuple[int, ...]]]
 SYSTEMS = Path(__file__).parents[3] / "configs" / "systems.yaml"
 
 
@@ -71,6 +81,56 @@ def save_tiny(folder: Path, system: str, seed: int) -> CheckpointRef:
     tokenizer = word_tokenizer()
     save_policy(tiny_policy(tokenizer, seed), tokenizer, folder)
     return reference(system, 0, folder)
+
+
+def save_taught(folder: Path, system: str, seed: int, steps: int = 120) -> CheckpointRef:
+    """A tiny policy that was shown how the roles act, so that workflows search and answer."""
+    tokenizer = word_tokenizer()
+    policy = tiny_policy(tokenizer, seed)
+    teach(policy, examples(), steps)
+    save_policy(policy, tokenizer, folder)
+    return reference(system, 0, folder)
+
+
+def examples() -> Examples:
+    """(prompt, completion) of every call of a few scripted workflows."""
+    search, write, say = SEARCH, REPORT, answer("x")
+    task, select = "<task> who a </task>", "<select> 1 </select>"
+    scripts = [
+        ("cascade", [search, write, say]),
+        ("cascade", [search, search, write, answer("y")]),
+        ("hierarchy", [task, search, write, select, say]),
+        ("hierarchy", [f"{task} {task}", search, search, write, write, select, answer("y")]),
+    ]
+    calls = [
+        call
+        for question in questions(6)
+        for workflow, texts in scripts
+        for call in play(workflow, texts, question=question).calls
+    ]
+    return [(call.prompt_ids, call.completions[0].token_ids) for call in calls]
+
+
+def teach(policy: Any, shown: Examples, steps: int, lr: float = 1e-2) -> None:
+    """Supervised steps on scripted calls, in place."""
+    import torch
+
+    torch.manual_seed(0)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
+    device = next(policy.parameters()).device
+    width = max(len(prompt) + len(reply) for prompt, reply in shown)
+    ids = torch.zeros(len(shown), width, dtype=torch.long)
+    labels = torch.full_like(ids, -100)
+    for row, (prompt, reply) in enumerate(shown):
+        end = len(prompt) + len(reply)
+        ids[row, :end] = torch.tensor([*prompt, *reply])
+        labels[row, len(prompt) : end] = torch.tensor(reply)
+    for _ in range(steps):
+        chosen = torch.randint(len(shown), (24,))
+        loss = policy(input_ids=ids[chosen].to(device), labels=labels[chosen].to(device)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 def questions(count: int) -> list[Question]:
