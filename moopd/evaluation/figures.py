@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-_INK = "#1c2127"
-_PAGE_INK = "#010203"
-"""Stands for the page's text colour, which replaces it in an inlined figure."""
+_INK = "#10141a"
+"""Dark on paper; in an inlined figure the page's text colour replaces it."""
 
 COLORS = (
     "#8a94a3",
@@ -53,37 +52,57 @@ NARROW = Layout(width=3.6, columns=2, label_letters=15, wide=False)
 Plot = Callable[[Layout], Figure]
 
 
-def write_figure(plot: Plot, stem: Path) -> tuple[Path, Path]:
-    """Write `stem`.png and `stem`.svg of the wide layout; returns both paths."""
-    with _style(_INK, "path"):
-        figure = plot(WIDE)
-        png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
-        FigureCanvasAgg(figure)
-        figure.savefig(png, dpi=160, facecolor="white", metadata={"Software": None})
-        figure.savefig(svg, facecolor="white", metadata=_NO_METADATA)
+class Drawn(NamedTuple):
+    """One figure for files and for the page: `png` bytes, `svg` text, both of the wide layout, and
+    the narrow layout's svg."""
+
+    png: bytes
+    svg: str
+    narrow_svg: str
+
+
+def draw(plot: Plot) -> Drawn:
+    """Both layouts, each laid out once."""
+    with _style():
+        wide, narrow = plot(WIDE), plot(NARROW)
+        png = io.BytesIO()
+        svg = _svg(wide)
+        # Laying out again would cost as much as drawing and change nothing.
+        wide.set_layout_engine("none")
+        FigureCanvasAgg(wide)
+        wide.savefig(png, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+        return Drawn(png.getvalue(), svg, _svg(narrow))
+
+
+def write_files(drawn: Drawn, stem: Path) -> tuple[Path, Path]:
+    """Write `stem`.png and `stem`.svg; returns both paths."""
+    png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
+    png.write_bytes(drawn.png)
+    svg.write_text(drawn.svg, encoding="utf-8")
     return png, svg
 
 
-def inline_figure(plot: Plot, layout: Layout, name: str) -> str:
-    """The figure as an <svg> element that takes the page's text colour; ids start with `name`."""
-    with _style(_PAGE_INK, "none"):
-        figure = plot(layout)
-        FigureCanvasSVG(figure)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :].replace(_PAGE_INK, "currentColor")
+def inline(svg: str, name: str) -> str:
+    """The <svg> element with the page's text colour; its ids start with `name`."""
+    text = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
     return re.sub(r'<svg\b[^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text, count=1)
 
 
+def _svg(figure: Figure) -> str:
+    FigureCanvasSVG(figure)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
+    return buffer.getvalue()
+
+
 _NO_METADATA: dict[str, None] = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 @contextmanager
-def _style(ink: str, fonttype: str) -> Iterator[None]:
+def _style() -> Iterator[None]:
     settings: dict[Any, Any] = {  # rcParams names are literals in the stubs
         "font.family": "DejaVu Sans",
         "font.size": 9,
@@ -93,18 +112,18 @@ def _style(ink: str, fonttype: str) -> Iterator[None]:
         "axes.titlelocation": "left",
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "axes.edgecolor": ink,
-        "axes.labelcolor": ink,
-        "axes.titlecolor": ink,
+        "axes.edgecolor": _INK,
+        "axes.labelcolor": _INK,
+        "axes.titlecolor": _INK,
         "axes.linewidth": 0.7,
         "axes.grid": True,
         "axes.axisbelow": True,
         "grid.color": "#808080",
         "grid.alpha": 0.25,
         "grid.linewidth": 0.6,
-        "text.color": ink,
-        "xtick.color": ink,
-        "ytick.color": ink,
+        "text.color": _INK,
+        "xtick.color": _INK,
+        "ytick.color": _INK,
         "xtick.labelsize": 8.5,
         "ytick.labelsize": 8.5,
         "xtick.major.size": 3,
@@ -113,7 +132,7 @@ def _style(ink: str, fonttype: str) -> Iterator[None]:
         "legend.fontsize": 8.5,
         "lines.linewidth": 1.6,
         "svg.hashsalt": "moopd",
-        "svg.fonttype": fonttype,
+        "svg.fonttype": "none",
         "figure.constrained_layout.use": True,
     }
     with matplotlib.rc_context(settings):

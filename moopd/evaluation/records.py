@@ -99,11 +99,23 @@ def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
         values = [row.get(item.name) for row in rows]
         if item.name in NESTED:
             values = [None if v is None else canonical_json(v) for v in values]
+        elif pa.types.is_integer(item.type):
+            _check_whole(item.name, values)
         try:
             columns.append(pa.array(values, type=item.type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise RecordsError(f"column {item.name!r}: expected {item.type}: {error}") from None
     return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def _check_whole(name: str, values: Sequence[object]) -> None:
+    # Arrow would cut 0.5 to 0 without a word.
+    for row, value in enumerate(values, start=1):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise RecordsError(
+                f"column {name!r}, row {row}: got {value!r}, expected a whole number",
+                [f"row {row}"],
+            )
 
 
 def canonical_json(value: object) -> str:

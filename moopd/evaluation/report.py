@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from moopd.evaluation.figures import NARROW, WIDE, inline_figure, write_figure
+from moopd.evaluation.figures import draw, inline, write_files
 from moopd.evaluation.plots import PLACES, plots
 from moopd.evaluation.results import Results
 from moopd.evaluation.sections import sections, tiles
@@ -37,18 +37,16 @@ def write_report(results: Results, folder: Path) -> ReportPaths:
     """Write the whole report into `folder`; the same results give the same bytes."""
     pictures = folder / "figures"
     pictures.mkdir(parents=True, exist_ok=True)
-    drawn = plots(results)
-    files = [
-        path for name, (_, plot) in drawn.items() for path in write_figure(plot, pictures / name)
-    ]
-    inlined = {
-        name: _Inlined(
+    files: list[Path] = []
+    inlined = {}
+    for name, (caption, plot) in plots(results).items():
+        drawn = draw(plot)
+        files += write_files(drawn, pictures / name)
+        inlined[name] = _Inlined(
             caption,
-            Markup(inline_figure(plot, WIDE, f"{name}-w")),
-            Markup(inline_figure(plot, NARROW, f"{name}-n")),
+            Markup(inline(drawn.svg, f"{name}-w")),
+            Markup(inline(drawn.narrow_svg, f"{name}-n")),
         )
-        for name, (caption, plot) in drawn.items()
-    }
     paths = ReportPaths(
         folder / "report.html", folder / "report.md", folder / "report.json", tuple(files)
     )
