@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
@@ -66,13 +67,16 @@ class RemoteRetriever:
         """The decoded body of the first good answer."""
         import httpx
 
-        body = {"queries": queries, "topk": top_k, "return_scores": True}
+        # Escaped to ASCII: a query with half a surrogate pair is refused there, not fatal here.
+        body = json.dumps({"queries": queries, "topk": top_k, "return_scores": True}).encode()
         cause = ""
         for attempt in range(self._max_tries):
             if attempt:
                 time.sleep(min(self._backoff_s * 2 ** (attempt - 1), _MAX_WAIT_S))
             try:
-                response = self._http.post(self._url, json=body)
+                response = self._http.post(
+                    self._url, content=body, headers={"content-type": "application/json"}
+                )
             except httpx.HTTPError as error:
                 cause = f"{type(error).__name__}: {error}"
                 continue

@@ -131,13 +131,14 @@ def test_healthz(url):
 def test_concurrent_requests_share_searches():
     retriever = Numbers(delay_s=0.05)
     with running(retriever) as address, ThreadPoolExecutor(16) as pool:
-        client = RemoteRetriever(address)
-        jobs = [pool.submit(client.search, [str(i), "same"], 1 + i % 4) for i in range(32)]
-        for i, job in enumerate(jobs):
-            own, same = job.result()
-            assert [p.id for p in own] == [f"{i}-{k}" for k in range(1 + i % 4)]
-            assert [p.id for p in same] == [f"same-{k}" for k in range(1 + i % 4)]
-        client.close()
+
+        def ask(i: int) -> list[list[dict[str, str]]]:
+            body = {"queries": [str(i), "same"], "topk": 1 + i % 4}
+            return httpx.post(f"{address}/retrieve", json=body, timeout=30).json()["result"]
+
+        for i, (own, same) in enumerate(pool.map(ask, range(32))):
+            assert [d["id"] for d in own] == [f"{i}-{k}" for k in range(1 + i % 4)]
+            assert [d["id"] for d in same] == [f"same-{k}" for k in range(1 + i % 4)]
     assert len(retriever.batches) < 16
     assert max(retriever.batches) > 2
 
@@ -167,6 +168,9 @@ def test_too_much_waiting_is_refused_with_503():
 def test_round_trip_through_our_server(url):
     client = RemoteRetriever(url)
     assert client.search_scored(["x", "y"], 30) == Numbers().search_scored(["x", "y"], 30)
+    with pytest.raises(RetrievalError, match="status 422"):
+        client.search(["half a pair \ud800"], 3)
+    assert client.search(["Ångström 北京"], 1) == Numbers().search(["Ångström 北京"], 1)
     assert client.search([], 3) == []
     with pytest.raises(ValueError, match="top_k"):
         client.search(["x"], 0)
