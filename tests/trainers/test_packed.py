@@ -211,3 +211,36 @@ def test_the_sampler_rests_during_updates_and_gets_the_weights_once_tied() -> No
     assert sampler.told == ["sleep", "weights", "end"]
     assert "model.embed_tokens.weight" in sampler.names
     assert "lm_head.weight" not in sampler.names
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flash_attention_with_shared_prefixes_makes_the_same_gradient(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    monkeypatch.setattr(packed_model, "_MIN_SHARED", 2)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        tie_word_embeddings=True,
+    )
+    start = Qwen3ForCausalLM(config)
+    one = CONFIG.model_copy(update={"num_minibatches": 1, "lr": 0.0, "grad_clip": 1e9})
+    found = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        options = {"compile_layers": compiled and device == "cuda"}
+        model = Qwen3ForCausalLM(config)
+        model.load_state_dict(start.state_dict())
+        trainer = PackedTrainer(model.to(device, dtype), TOKENIZER, one.model_copy(update=options))
+        trainer.update(make_samples(), seed=1)
+        found.append(torch.cat([p.grad.flatten().cpu() for p in trainer._masters._masters]))  # type: ignore[union-attr]
+    exact, ours = found
+    assert (ours - exact).norm() / exact.norm() < 2e-2

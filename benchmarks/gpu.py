@@ -1,0 +1,354 @@
+"""Speed on one GPU: one run prints the ratios that docs/performance.md quotes.
+
+    python -m benchmarks.gpu --data FOLDER --tokenizer FOLDER --out FILE [--shape qwen3-4b]
+
+Weights are random; the tokens of a workflow are sampled, its words come from a script, so that
+every workflow is a full one. `--url` measures a running server in place of an engine in process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_parts import (
+    PEAK_TFLOPS,
+    SHAPES,
+    ScriptedWords,
+    pack_flops,
+    padded_update,
+    random_config,
+    random_model,
+    read_data,
+    scripted_team,
+)
+from moopd.config import EngineConfig, TrainingConfig
+from moopd.engines.sglang import SGLangEngine, _body, start_sglang
+from moopd.rl.samples import build_samples
+from moopd.systems import OpdSignal, TrainRow
+from moopd.trainers.loop import credit_config
+from moopd.trainers.packed import FrozenScorer, PackedTrainer
+from moopd.trainers.packed_model import make_packs
+from moopd.types import (
+    GenerateRequest,
+    TrainingSample,
+    Trajectory,
+)
+from moopd.workflows.rollout import Job, run_workflows
+
+
+@dataclass
+class Clock:
+    """Named seconds, device work included."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        _wait()
+        start = time.perf_counter()
+        yield
+        _wait()
+        self.seconds[name] = time.perf_counter() - start
+        print(f"[{name}] {self.seconds[name]:.2f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="questions.*, corpus.* (jsonl.gz)")
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-4b")
+    parser.add_argument("--questions", type=int, default=32)
+    parser.add_argument("--pack", type=int, default=8192, help="tokens a microbatch")
+    parser.add_argument("--eager", action="store_true", help="no torch.compile")
+    parser.add_argument("--url", help="a running SGLang server")
+    parser.add_argument("--option", action="append", default=[], help="engine option, a=b")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    results = run(arguments)
+    arguments.out.write_text(json.dumps(results, indent=1))
+    print(json.dumps(results, indent=1))
+
+
+def run(arguments: argparse.Namespace) -> dict[str, float]:
+    """Every measurement on one model; figures that are ratios end in `_ratio` or `_share`."""
+    from transformers import AutoTokenizer
+
+    clock = Clock()
+    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        with clock("engine start"):
+            config = random_config(arguments.shape, Path(folder))
+            engine = start_engine(arguments, folder, tokenizer)
+        with clock("model start"):
+            model = random_model(config, device)
+            training = training_config(arguments, device)
+            trainer = PackedTrainer(model, tokenizer, training, engine)
+        results = measure(arguments, clock, engine, trainer, training, tokenizer, device)
+    engine.close()
+    return results | {f"seconds/{name}": value for name, value in clock.seconds.items()}
+
+
+def measure(
+    arguments: argparse.Namespace,
+    clock: Clock,
+    engine: SGLangEngine,
+    trainer: PackedTrainer,
+    training: TrainingConfig,
+    tokenizer: Any,
+    device: str,
+) -> dict[str, float]:
+    with clock("first sync"):
+        trainer.publish(engine)
+    questions, retriever = read_data(arguments.data, 2 * arguments.questions)
+    scripted, team = scripted_team(engine, tokenizer, training, retriever)
+    jobs = [Job(q, g, 1000 * n + g) for n, q in enumerate(questions) for g in range(5)]
+    half = 5 * arguments.questions
+    with clock("warm-up rollout"):
+        warm = run_workflows(jobs[half : half + 40], team, scripted, retriever)
+    scripted.seen.clear()
+    with clock("rollout"):
+        trajectories = run_workflows(jobs[:half], team, scripted, retriever, max_live=half)
+    results = rollout_figures(trajectories, clock, engine, trainer, scripted)
+    results |= generate_figures(trainer.model, engine, scripted.seen, tokenizer, clock, device)
+    return results | step_figures(
+        trainer, trajectories, warm, training, tokenizer, clock, engine, device
+    )
+
+
+def rollout_figures(
+    trajectories: Sequence[Trajectory],
+    clock: Clock,
+    engine: SGLangEngine,
+    trainer: PackedTrainer,
+    scripted: ScriptedWords,
+) -> dict[str, float]:
+    """Workflows against the same prompts and lengths sent all at once."""
+    trainer.publish(engine)  # flushes the prefix cache
+    requests = list(scripted.seen)
+    with clock("raw"):
+        engine.run(_raw(engine, requests))
+    tokens = sum(r.max_tokens * r.num_candidates for r in requests)
+    prompt = sum(len(r.prompt_ids) for r in requests)
+    workflow, raw = tokens / clock.seconds["rollout"], tokens / clock.seconds["raw"]
+    return {
+        "workflows": len(trajectories),
+        "calls": len(requests),
+        "sampled_tokens": tokens,
+        "prompt_tokens": prompt,
+        "rollout_tokens_per_s": workflow,
+        "raw_tokens_per_s": raw,
+        "rollout_to_raw_ratio": workflow / raw,
+    }
+
+
+async def _raw(engine: SGLangEngine, requests: Sequence[GenerateRequest]) -> None:
+    transport = engine._transport
+    bodies = [
+        _body(list(request.prompt_ids), request, candidate, None)
+        for request in requests
+        for candidate in range(request.num_candidates)
+    ]
+    await asyncio.gather(*(transport.generate(body) for body in bodies))
+
+
+def generate_figures(
+    model: Any,
+    engine: SGLangEngine,
+    seen: Sequence[GenerateRequest],
+    tokenizer: Any,
+    clock: Clock,
+    device: str,
+    num_prompts: int = 64,
+    num_tokens: int = 64,
+) -> dict[str, float]:
+    """SGLang against transformers' generate on the same prompts (left-padded there)."""
+    requests = [
+        replace(r, num_candidates=1, max_tokens=num_tokens, temperature=1.0)
+        for r in seen[-num_prompts:]
+    ]
+    with clock("sglang generate"):
+        engine.generate(requests)
+    width = max(len(r.prompt_ids) for r in requests)
+    pad = int(tokenizer.pad_token_id)
+    rows = [[pad] * (width - len(r.prompt_ids)) + list(r.prompt_ids) for r in requests]
+    mask = [[0] * (width - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in requests]
+    engine.sleep()
+    with clock("transformers generate"), torch.no_grad():
+        model.generate(
+            torch.tensor(rows, device=device),
+            attention_mask=torch.tensor(mask, device=device),
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=True,
+            pad_token_id=pad,
+        )
+    return {
+        "sglang_to_transformers_ratio": clock.seconds["transformers generate"]
+        / clock.seconds["sglang generate"]
+    }
+
+
+def step_figures(
+    trainer: PackedTrainer,
+    trajectories: Sequence[Trajectory],
+    warm: Sequence[Trajectory],
+    training: TrainingConfig,
+    tokenizer: Any,
+    clock: Clock,
+    engine: SGLangEngine,
+    device: str,
+) -> dict[str, float]:
+    """One step of MultiAgent-OPD in its parts, then the update against padded ones."""
+    import copy
+
+    engine.sleep()
+    teacher = copy.deepcopy(trainer.model)
+    scorer = FrozenScorer(teacher, tokenizer, 2 * training.tokens_per_microbatch, device == "cuda")
+    row = TrainRow(searcher=OpdSignal(kind="opd", teacher="t"), kl_teacher="t")
+    times: dict[str, float] = {"teacher": 0.0, "old": 0.0}
+
+    def timed(name: str, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(requests: Any) -> Any:
+            start = time.perf_counter()
+            found = work(requests)
+            times[name] += time.perf_counter() - start
+            return found
+
+        return call
+
+    inner = scorer.score
+    scorer.score = timed("teacher", inner)  # type: ignore[method-assign,assignment]
+
+    def credit(of: Sequence[Trajectory]) -> Any:
+        return build_samples(
+            of, row, credit_config(training), {"t": scorer}, rescore=timed("old", trainer.score)
+        )
+
+    with clock("compile"):
+        trainer.update(credit(warm).samples, seed=0)
+    times.update(teacher=0.0, old=0.0)
+    _reset_peak()
+    batch = credit(trajectories)
+    with clock("update"):
+        metrics = trainer.update(batch.samples, seed=1)
+    with clock("sync"):
+        trainer.publish(engine)
+    engine.sleep()
+    parts = {
+        "rollout": clock.seconds["rollout"],
+        "old_logprobs": times["old"],
+        "teacher": times["teacher"],
+        "update": clock.seconds["update"],
+        "sync": clock.seconds["sync"],
+    }
+    total = sum(parts.values())
+    return {
+        **{f"step/{name}_s": value for name, value in parts.items()},
+        **{f"step/{name}_share": value / total for name, value in parts.items()},
+        "rollout_mismatch": batch.metrics["rollout_mismatch"],
+        "update_packed_tokens": metrics["packed_tokens"],
+        "update_trained_tokens": metrics["trained_tokens"],
+        "update_peak_memory_gb": metrics.get("peak_memory_gb", 0.0),
+        **update_figures(trainer, batch.samples, training, tokenizer, clock, device),
+    }
+
+
+def update_figures(
+    trainer: PackedTrainer,
+    samples: Sequence[TrainingSample],
+    training: TrainingConfig,
+    tokenizer: Any,
+    clock: Clock,
+    device: str,
+) -> dict[str, float]:
+    """Forward and backward of a tenth of the workflows: packed against padded."""
+    owners = sorted({(s.owner.question_id, s.owner.group_index) for s in samples})
+    kept = set(owners[:: max(1, len(owners) // 16)])
+    part = [s for s in samples if (s.owner.question_id, s.owner.group_index) in kept]
+    num_trained = sum(len(s.token_ids) for s in part)
+    whole = sum(len(s.prompt_ids) + len(s.token_ids) for s in part)
+    pad = int(tokenizer.pad_token_id)
+    packs = list(make_packs(part, training.tokens_per_microbatch, pad))
+    totals: dict[str, Any] = dict.fromkeys(
+        ("loss", "clip_share", "approx_kl", "entropy", "tokens", "packed_tokens"), 0.0
+    )
+    trainer.model.train()
+    with clock("packed"):
+        for pack in packs:
+            trainer._accumulate(pack.to(trainer._device), num_trained, totals)
+    with clock("padded"):
+        padded_update(trainer.model, part, training, pad, trainer._device)
+    trainer._masters.zero_grad()
+    trainer.model.eval()
+    flops = sum(pack_flops(trainer.model.config, pack) for pack in packs)
+    seconds = clock.seconds["packed"]
+    figures = {
+        "sample_tokens": whole,
+        "packed_tokens": sum(pack.num_real for pack in packs),
+        "update_sample_tokens_per_s": whole / seconds,
+        "update_packed_tokens_per_s": sum(pack.num_real for pack in packs) / seconds,
+        "update_tflops": flops / seconds / 1e12,
+        "packed_to_padded_ratio": clock.seconds["padded"] / seconds,
+    }
+    peak = _peak_tflops(device)
+    return figures | ({"update_mfu_share": flops / seconds / 1e12 / peak} if peak else {})
+
+
+def training_config(arguments: argparse.Namespace, device: str) -> TrainingConfig:
+    return TrainingConfig(
+        trainer="packed",
+        tokens_per_microbatch=arguments.pack,
+        compile_layers=device == "cuda" and not arguments.eager,
+        kl_placement="after",
+    )
+
+
+def start_engine(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> SGLangEngine:
+    options: dict[str, Any] = {}
+    if not arguments.url:
+        options = {
+            "load_format": "dummy",
+            "deterministic": False,
+            "share_memory": True,
+            "mem_fraction_static": 0.35,
+            "context_length": 9216,
+            "cuda_graph_max_bs": 512,
+            "disable_piecewise_cuda_graph": True,
+        }
+    for option in arguments.option:
+        name, _, value = option.partition("=")
+        options[name] = json.loads(value)
+    config = EngineConfig(kind="sglang", url=arguments.url, options=options)
+    return start_sglang(config, folder, tokenizer.decode, None)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _reset_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_tflops(device: str) -> float | None:
+    name = torch.cuda.get_device_name() if device == "cuda" else ""
+    return next((peak for key, peak in PEAK_TFLOPS.items() if key in name), None)
+
+
+if __name__ == "__main__":
+    main()
