@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from moopd.retrieval.base import Hit
 from moopd.systems import System, load_systems
 from moopd.trainers.checkpoints import reference, save_policy
 from moopd.trainers.loop import TrainingTask
+from moopd.trainers.verl_plugin.serving import served
 from moopd.types import CheckpointRef, Passage, Question
 from tests.support import (
     REPORT,
@@ -52,23 +52,8 @@ class WordRetriever(OnePassage):
 
 @contextmanager
 def retrieval_server() -> Iterator[str]:
-    """A retriever on a free port of this machine."""
-    import uvicorn
-
-    from moopd.retrieval.server import create_app
-
-    config = uvicorn.Config(
-        create_app(WordRetriever(), 1), host="127.0.0.1", port=0, log_level="warning"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.05)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(10)
+    with served(WordRetriever(), 1) as url:
+        yield url
 
 
 def smoke_scale(**training: object) -> Scale:
