@@ -20,6 +20,10 @@ from moopd.config import StatisticsConfig
 from moopd.evaluation.attempts import QuestionSet
 from moopd.evaluation.metrics import MACRO, Column, set_means
 
+_BLOCK = 256
+_STACK = 16
+"""Draws and samples handled at once: what stays in the cache is several times faster."""
+
 Draws = NDArray[np.float64]
 Key = TypeVar("Key", bound=Hashable)
 
@@ -59,11 +63,15 @@ def question_draws(
     words = np.frombuffer(digest[:16], dtype="<u4").tolist()
     rng = np.random.default_rng([seed & 0xFFFFFFFF, *words])
     size = len(ids)
-    drawn = rng.integers(0, size, (num_draws, size), dtype=np.int64)
-    drawn += np.arange(num_draws, dtype=np.int64)[:, None] * size
-    flat = np.bincount(drawn.ravel(), minlength=num_draws * size).astype(np.uint16)
-    flat.flags.writeable = False
-    return flat.reshape(num_draws, size)
+    counts = np.empty((num_draws, size), dtype=np.uint16)
+    rows = np.arange(_BLOCK, dtype=np.int64)[:, None] * size
+    for start in range(0, num_draws, _BLOCK):
+        block = counts[start : start + _BLOCK]
+        drawn = rng.integers(0, size, block.shape, dtype=np.int64)
+        drawn += rows[: len(block)]
+        block[:] = np.bincount(drawn.ravel(), minlength=block.size).reshape(block.shape)
+    counts.flags.writeable = False
+    return counts
 
 
 def bootstrap(
@@ -79,8 +87,11 @@ def bootstrap(
         ids = questions.ids
         for place, (name, part) in enumerate(questions.sets.items()):
             counts = question_draws(ids[part], name, config.num_draws, config.seed)
-            sums = counts.astype(np.float64) @ matrix[part]
-            draws[:, place] = (sums / (divisors * (part.stop - part.start))).T
+            scale = divisors * (part.stop - part.start)
+            for start in range(0, config.num_draws, _BLOCK):
+                block = slice(start, start + _BLOCK)
+                sums = counts[block].astype(np.float64) @ matrix[part]
+                draws[:, place, block] = (sums / scale).T
         draws[:, -1] = draws[:, :-1].sum(axis=1) / len(questions.sets)
     return {
         key: Sampled(names, tuple(set_means(columns[key], questions.sets).values()), draws[number])
@@ -90,15 +101,14 @@ def bootstrap(
 
 def intervals(samples: Sequence[Sampled], confidence: float) -> list[tuple[Interval, ...]]:
     """Percentile intervals, one per name of every sample."""
-    if not samples:
-        return []
     tail = (1 - confidence) / 2
-    stacked = np.stack([sample.draws for sample in samples])
-    low, high = np.quantile(stacked, [tail, 1 - tail], axis=-1)
-    return [
-        tuple(Interval(float(a), float(b)) for a, b in zip(lows, highs, strict=True))
-        for lows, highs in zip(low, high, strict=True)
-    ]
+    found = []
+    for start in range(0, len(samples), _STACK):
+        stacked = np.stack([sample.draws for sample in samples[start : start + _STACK]])
+        ends = np.quantile(stacked, [tail, 1 - tail], axis=-1, overwrite_input=True)
+        for lows, highs in zip(*ends.tolist(), strict=True):
+            found.append(tuple(Interval(*ends) for ends in zip(lows, highs, strict=True)))
+    return found
 
 
 def mean_of_runs(runs: Sequence[Sampled]) -> Sampled:
