@@ -1,4 +1,4 @@
-"""Cache keys over content: what a stage reads, needs and runs. Paths, addresses, threads are not in.
+"""Cache keys over content: what a stage reads, needs and runs; never paths, addresses, threads.
 
 Facets are kept beside each artifact, so that a plan can say which one changed.
 """

@@ -1,0 +1,88 @@
+"""The `moopd` command. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+DONE, FAILED, CONFIG, MISSING = 0, 1, 2, 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 a stage failed, 2 config or environment, 3 missing upstream."""
+    options = _parser().parse_args(argv)
+    if options.home:
+        os.environ["MOOPD_HOME"] = options.home
+    from moopd.config import ConfigError
+
+    try:
+        return int(options.command(options) or DONE)
+    except (ConfigError, ValueError) as error:
+        print(f"moopd: {error}", file=sys.stderr)
+        return CONFIG
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moopd", description="Train teams of search agents, reproducibly."
+    )
+    parser.add_argument("--home", help="where all state lives (default: MOOPD_HOME or data/home)")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_pipeline_commands(commands)
+    _add_reading_commands(commands)
+    return parser
+
+
+def _add_pipeline_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser("run", help="run the pipeline, or parts of it")
+    _pipeline_options(run)
+    run.add_argument("--only", action="append", default=[], metavar="STAGE")
+    run.add_argument("--from", dest="start", metavar="STAGE")
+    run.add_argument("--force", action="append", default=[], metavar="STAGE")
+    run.add_argument("--dry-run", action="store_true", help="the same as plan")
+    run.set_defaults(command=_lazy("run"))
+    plan = commands.add_parser("plan", help="what would run, and which facet changed")
+    _pipeline_options(plan)
+    plan.set_defaults(command=_lazy("plan"))
+
+
+def _pipeline_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--scale", default="tiny", help="configs/scale/NAME.yaml")
+    parser.add_argument("--system", action="append", default=[], metavar="NAME")
+    parser.add_argument("--seeds", type=int, default=1, help="training seeds of each trained row")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=VALUE")
+
+
+def _add_reading_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    status = commands.add_parser("status", help="runs: running, lost, finished, with durations")
+    status.set_defaults(command=_lazy("status"))
+    ask = commands.add_parser("ask", help="the team answers one question and shows its work")
+    ask.add_argument("question")
+    _pipeline_options(ask)
+    ask.set_defaults(command=_lazy("ask"))
+    score = commands.add_parser("score", help="score record files, without a model")
+    score.add_argument("records", nargs="+")
+    score.add_argument("--questions", required=True)
+    score.add_argument("--report", help="folder for a full report")
+    score.set_defaults(command=_lazy("score"))
+
+
+def _lazy(name: str):  # type: ignore[no-untyped-def]
+    """A command from flows.commands, imported when it is called."""
+
+    def call(options: argparse.Namespace) -> int | None:
+        from flows import commands
+
+        chosen = getattr(commands, name)
+        result: int | None = chosen(options)
+        return result
+
+    return call
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""What would run and what ran, from artifacts and the journal alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from moopd.tracking import journal
+from moopd.types import ArtifactRef
+from tasks import artifacts
+from tasks.configuration import load_configuration, wanted_systems
+from tasks.home import Home
+from tasks.keys import changed, facets, key_of
+from tasks.stages import Stage, pipeline
+
+
+def print_plan(
+    scale: str, overrides: Sequence[str], systems: Sequence[str], seeds: int, home: Home
+) -> None:
+    settings, rows = load_configuration(scale, overrides)
+    stages = pipeline(settings, rows, wanted_systems(settings, rows, systems), seeds)
+    table = Table("stage", "state", "why", "last time")
+    refs: dict[str, ArtifactRef] = {}
+    seconds = 0.0
+    for stage in stages:
+        state, why, last = _state(stage, refs, home)
+        table.add_row(stage.name, state, why, f"{last:.0f} s" if last else "")
+        seconds += 0.0 if state == "cached" else last
+    console = Console()
+    console.print(table)
+    console.print(f"a run would take about {seconds:.0f} s by the last timings")
+
+
+def _state(stage: Stage, refs: dict[str, ArtifactRef], home: Home) -> tuple[str, str, float]:
+    """(cached | stale | missing | waiting, which facet changed, seconds last time)."""
+    before = artifacts.previous(home, stage.name)
+    last = before.seconds if before else 0.0
+    if any(need not in refs for need in stage.needs):
+        return "waiting", "an upstream stage runs first", last
+    now = facets(stage, refs)
+    found = artifacts.find(home, stage.name, key_of(now))
+    if found is not None:
+        refs[stage.name] = found.ref
+        return "cached", "", found.seconds
+    if before is None:
+        return "missing", "never computed", last
+    return "stale", "; ".join(list(changed(before.facets, now))[:3]) or "artifact damaged", last
+
+
+def print_status(home: Home) -> None:
+    table = Table("run", "scale", "state", "stages", "seconds")
+    for run in journal.runs(home.journal)[-20:]:
+        events = list(journal.read(home.journal / f"{run}.jsonl"))
+        if not events:
+            continue
+        state = journal.state_of(events, journal.is_alive(home.journal, run))
+        done = sum(event["event"] in ("stage_finished", "stage_cached") for event in events)
+        seconds = events[-1]["time"] - events[0]["time"]
+        table.add_row(run, events[0]["scale"]["name"], state, str(done), f"{seconds:.0f}")
+    Console().print(table)

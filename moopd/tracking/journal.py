@@ -1,0 +1,102 @@
+"""The journal: one JSON line per event, the one place where state lives.
+
+Status, plan timings and MLflow are derived from it. Each line is appended in one write; a torn last
+line (power loss) is dropped on reading. A run is alive while its process holds the run's lock,
+which the kernel frees however the process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+Event = dict[str, Any]
+FINAL = ("run_finished", "run_lost")
+
+
+class Journal:
+    """Appends events of one run. Safe for several processes and threads."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self.run = run
+        self.path = folder / f"{run}.jsonl"
+
+    def write(self, event: str, **values: Any) -> None:
+        line = json.dumps({"event": event, "time": round(time.time(), 3), **values}) + "\n"
+        with self.path.open("ab") as stream:
+            stream.write(line.encode())
+            stream.flush()
+            if event != "metrics":
+                os.fsync(stream.fileno())
+
+
+def new_run_id() -> str:
+    """Sortable and unique on one machine."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid():05d}{time.time_ns() % 1000:03d}"
+
+
+def hold(folder: Path, run: str) -> IO[str]:
+    """Take the run's lock; keep the stream open as long as the run is alive."""
+    stream = (folder / f"{run}.lock").open("w")
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    stream.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+    stream.flush()
+    return stream
+
+
+def read(path: Path) -> Iterator[Event]:
+    """Events in order; a torn line is skipped."""
+    with path.open("rb") as stream:
+        for line in stream:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event
+
+
+def runs(folder: Path) -> list[str]:
+    """All run ids, oldest first."""
+    return sorted(path.stem for path in folder.glob("*.jsonl"))
+
+
+def is_alive(folder: Path, run: str) -> bool:
+    """Whether some process still holds the run's lock."""
+    path = folder / f"{run}.lock"
+    if not path.exists():
+        return False
+    with path.open("r") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def reap(folder: Path) -> list[str]:
+    """Mark every run that ended without a word as lost; their ids."""
+    lost = []
+    for run in runs(folder):
+        path = folder / f"{run}.jsonl"
+        if any(event["event"] in FINAL for event in read(path)) or is_alive(folder, run):
+            continue
+        Journal(folder, run).write("run_lost")
+        lost.append(run)
+    return lost
+
+
+def state_of(events: list[Event], alive: bool) -> str:
+    """running, lost, or the state that the run ended with."""
+    for event in reversed(events):
+        if event["event"] == "run_finished":
+            return str(event["state"])
+        if event["event"] == "run_lost":
+            return "lost"
+    return "running" if alive else "lost"
