@@ -1,0 +1,123 @@
+"""`moopd ask`: a trained team answers one question, and its work is shown in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from moopd.config import Scale
+from moopd.systems import System
+from moopd.types import ArtifactRef, CheckpointRef, Question, Retrieval, Subtask, Trajectory
+from tasks import artifacts
+from tasks.bodies import read_ref
+from tasks.configuration import load_configuration
+from tasks.execute import MissingInput
+from tasks.home import Home
+from tasks.keys import facets, key_of
+from tasks.stages import Stage, pipeline
+
+
+def answer_question(
+    text: str, scale: str, overrides: Sequence[str], system: str, home: Home
+) -> None:
+    """Answer with the best checkpoint of `system`. Raises MissingInput when it is not trained."""
+    settings, rows = load_configuration(scale, overrides)
+    if system not in rows:
+        raise ValueError(f"unknown system {system!r}; known: {', '.join(rows)}")
+    row = rows[system]
+    found = _artifacts(settings, rows, row, home)
+    policy = found[f"freeze/{system}" if row.train else "base"]
+    trajectory = _roll_out(settings, row, text, read_ref(policy), found["index"])
+    show(trajectory, row.title, Console())
+
+
+def _artifacts(scale: Scale, rows: dict[str, System], row: System, home: Home) -> dict[str, Path]:
+    wanted = f"freeze/{row.name}" if row.train else "base"
+    refs: dict[str, ArtifactRef] = {}
+    for stage in pipeline(scale, rows, (row.name,)):
+        if stage.kind in ("evaluate", "statistics", "report"):
+            continue
+        refs[stage.name] = _required(home, stage, refs).ref
+        if stage.name == wanted:
+            break
+    return {name: Path(ref.path) for name, ref in refs.items()}
+
+
+def _required(home: Home, stage: Stage, refs: dict[str, ArtifactRef]) -> artifacts.Artifact:
+    found = artifacts.find(home, stage.name, key_of(facets(stage, refs)))
+    if found is None:
+        raise MissingInput([stage.name])
+    return found
+
+
+def _roll_out(
+    scale: Scale, system: System, text: str, checkpoint: CheckpointRef, index: Path
+) -> Trajectory:
+    from moopd.engines.local import LocalEngine
+    from moopd.retrieval.build import open_retriever
+    from moopd.roles.render import Renderer
+    from moopd.trainers.assemble import open_policy, prompts_of
+    from moopd.workflows.rollout import Job, Team, run_workflows
+
+    policy = open_policy(scale, checkpoint)
+    team = Team(
+        system.workflow,
+        scale.workflow,
+        prompts_of(scale),
+        Renderer(policy.tokenizer),
+        scale.evaluation.sampling,
+        1,
+        scale.retrieval.top_k,
+    )
+    question = Question("asked", "asked", text, ("unknown",))
+    engine = LocalEngine(policy.model, policy.tokenizer)
+    retriever = open_retriever(scale.retrieval, index / "index")
+    (trajectory,) = run_workflows([Job(question, 0, 0)], team, engine, retriever)
+    return trajectory
+
+
+def show(trajectory: Trajectory, title: str, console: Console) -> None:
+    """Rounds, subtasks, searches, passages, reports, answer. Text from outside is never markup."""
+    console.rule(Text(f"{title}: {trajectory.question.text}"))
+    for subtask in trajectory.subtasks:
+        console.print(_subtask(trajectory, subtask))
+    chosen = ", ".join(map(str, trajectory.selected)) or "none"
+    console.print(Text(f"Reports passed to the Answerer: {chosen}", style="dim"))
+    answer = trajectory.answers[0] if trajectory.answers else None
+    said = answer if answer is not None else f"no answer ({trajectory.stop.value})"
+    console.print(Panel(Text(said, style="bold"), title="Answer", border_style="green"))
+    console.print(
+        Text(
+            f"{trajectory.num_searches} searches, {trajectory.num_rounds} rounds, "
+            f"{trajectory.num_steps} environment steps, stop: {trajectory.stop.value}",
+            style="dim",
+        )
+    )
+
+
+def _subtask(trajectory: Trajectory, subtask: Subtask) -> Panel:
+    lines = Text()
+    for retrieval in trajectory.retrievals:
+        if retrieval.subtask == subtask.id:
+            lines.append_text(_retrieval(retrieval))
+    for report in trajectory.reports:
+        if report.subtask == subtask.id:
+            lines.append(f"report {report.id}: {report.text}\n", style="yellow")
+    if not lines:
+        lines.append("no search, no report\n", style="dim")
+    head = f"Round {subtask.round}, subtask {subtask.id + 1}: "
+    return Panel(lines, title=Text(head + subtask.text), title_align="left")
+
+
+def _retrieval(retrieval: Retrieval) -> Text:
+    lines = Text(f"search: {retrieval.query}\n", style="cyan")
+    if retrieval.error is not None:
+        lines.append(f"  retrieval failed: {retrieval.error}\n", style="red")
+    for passage in retrieval.passages:
+        text = passage.text if len(passage.text) <= 160 else passage.text[:157] + "..."
+        lines.append(f"  {passage.title}: {text}\n", style="dim")
+    return lines
