@@ -15,7 +15,7 @@ TOKENIZER = word_tokenizer()
 
 def reply(prompt: str, candidate: int) -> str:
     """Acts by what the prompt shows last: search, then report, then select, then answer."""
-    if "Report" in prompt or "reports" in prompt:
+    if "answerer" in prompt:
         return answer("x" if candidate % 2 else "y")
     return REPORT if "red harbor" in prompt else SEARCH
 

@@ -45,6 +45,7 @@ def run_of(name: str, **training: Any) -> VerlRun:
         training=scale.training,
         workflow=scale.workflow,
         evaluation_sampling=scale.evaluation.sampling,
+        prompt_style="compact",
         retrieval_url="http://127.0.0.1:1",
         teachers={"cmas_rl": "/teacher", "base": "/base"},
     )
