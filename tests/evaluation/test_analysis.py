@@ -127,6 +127,17 @@ def test_one_run_says_nothing_of_runs(single: Results, several: Results) -> None
     assert all(d.survives_runs is not None for d in several.differences)
 
 
+def test_workload_is_the_mean_of_the_runs(several: Results) -> None:
+    row = several.system("cmas_rl")
+    searches = [
+        sum(record.num_searches for record in made.records("cmas_rl", QUESTIONS, run)) / (7 * 6 * 4)
+        for run in (0, 1, 2)
+    ]
+    # Sets are of one size here, so their equal weight is that of all workflows.
+    assert row.workload["searches"].macro.value == pytest.approx(sum(searches) / 3)
+    assert row.budgets["searches"][-1].share.value == pytest.approx(row.strict["avg"].macro.value)
+
+
 def test_runs_on_their_own_questions(several: Results) -> None:
     """Fresh test questions per run: nothing is shared but the sets."""
     worlds = {run: [replace(q, id=f"{run}-{q.id}") for q in QUESTIONS] for run in (0, 1)}

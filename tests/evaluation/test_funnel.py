@@ -9,6 +9,7 @@ import pytest
 
 from moopd.evaluation import budget
 from moopd.evaluation.attempts import arrange, question_set
+from moopd.evaluation.cases import case_book
 from moopd.evaluation.diagnostics import (
     agreement_column,
     collapse_shares,
@@ -189,3 +190,55 @@ def test_agreement_and_completion_by_hand() -> None:
     assert set_means(agreement_column(ONE), sets)[MACRO] == pytest.approx(1 / 6, abs=1e-15)
     # a: two right + one malformed = 3/4; b: one right + one missing = 2/4.
     assert set_means(completed_column(ONE), sets)[MACRO] == (3 / 4 + 2 / 4) / 2
+
+
+# ---------------------------------------------------------------- which cases are shown
+
+
+def test_cases_are_chosen_by_the_stated_rule() -> None:
+    """Right attempts of two systems on six questions; a third of six cases each way, the rest even.
+
+    question  a  b  c  d  e  f
+    first     4  3  0  1  2  2
+    second    0  0  4  1  2  3
+    lead      4  3 -4  0  0 -1   -> ahead a, b; behind c, f; rest d, e
+    """
+    asked = [Question(name, "nq", "?", ("x",)) for name in "abcdef"]
+
+    def system(name: str, right: str) -> Scored:
+        records = [
+            replace(record("a", k, "<answer>x</answer>" if k < int(n) else "no", 0, 50),
+                    system=name, question_id=asked[q].id)
+            for q, n in enumerate(right)
+            for k in range(4)
+        ]  # fmt: skip
+        return scored(records, asked)
+
+    both = {"one": system("one", "430122"), "two": system("two", "004123")}
+    titles = {"one": "One", "two": "Two"}
+    book = case_book(both, titles, "one", "two", 6)
+    assert [case.question_id for case in book.cases] == ["a", "b", "c", "f", "d", "e"]
+    assert "One leads Two most" in book.rule
+    attempts = book.cases[0].attempts
+    assert [a.correct for a in attempts["one"]] == [True] * 4
+    assert attempts["two"][0].answer is None and attempts["two"][0].output == "no"
+    # Three cases: one ahead, one behind, one of the remaining four (the first by id).
+    few = case_book(both, titles, "one", "two", 3)
+    assert [case.question_id for case in few.cases] == ["a", "c", "b"]
+
+
+def test_passages_of_cases_are_kept_once_and_reports_know_whether_they_were_selected() -> None:
+    questions = made.questions(3, ("nq",))
+    one = scored(made.records("cmas_rl", questions), questions)
+    book = case_book({"one": one, "two": one}, {"one": "1", "two": "2"}, "one", "two", 3)
+    named = [
+        passage
+        for case in book.cases
+        for attempt in case.attempts["one"]
+        for round_ in attempt.rounds
+        for subtask in round_.subtasks
+        for search in subtask.searches
+        for passage in search.passages
+    ]
+    assert set(named) == set(book.passages)
+    assert len(named) > len(book.passages)
