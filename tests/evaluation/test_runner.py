@@ -127,6 +127,7 @@ def test_crash_in_the_middle_keeps_what_was_finished(tmp_path: Path) -> None:
     found = records(run(TASK, again, tmp_path))
     assert len(again.seen) == 3 * (20 - kept)
     assert found == records(run(TASK, engine(), tmp_path / "uninterrupted"))
+    assert found == records(run(TASK, engine(), tmp_path))  # the cut line spoilt nothing
 
 
 def test_finished_evaluation_runs_nothing(tmp_path: Path) -> None:
