@@ -1,0 +1,172 @@
+"""Stage I, freeze and Stage II through the real verl trainer on the CPU, at smoke size.
+
+Needs verl's environment (`make verl-env`); a few minutes. Stage I loses all its processes once.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moopd.config import ConfigError
+from moopd.engines.local import LocalEngine
+from moopd.engines.models import load_policy
+from moopd.trainers.checkpoints import verify
+from moopd.trainers.loop import TrainingResult
+from moopd.trainers.verl_plugin.launch import train_with_verl, verl_python
+from moopd.trainers.verl_plugin.process import VerlError, descendants
+from moopd.trainers.verl_plugin.rows import read_samples
+from moopd.types import CheckpointRef, ScoreRequest
+from tests.support import team
+from tests.trainers.verl_plugin import scene
+
+ROOT = Path(__file__).parents[3]
+
+
+def _no_verl() -> str | None:
+    try:
+        verl_python()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(_no_verl() is not None, reason=str(_no_verl())),
+]
+
+
+def test_in_verls_own_environment() -> None:
+    """Contract, agent loop and equality with the torch trainer (tests in `inside`)."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        [str(verl_python()), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore",
+         str(Path(__file__).parent / "inside")],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout[-8000:] + found.stderr[-2000:]
+    assert "skipped" not in found.stdout
+
+
+@dataclass(frozen=True)
+class StageOne:
+    base: CheckpointRef
+    url: str
+    work: Path
+    result: TrainingResult
+    killed: list[int]
+    resumed: list[int]
+
+
+@pytest.fixture(scope="module")
+def stage_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageOne]:
+    work = tmp_path_factory.mktemp("verl")
+    base = scene.save_taught(work / "base", "base", 0)
+    scale = scene.smoke_scale()
+    task = scene.stage(scene.system("cmas_rl"), scale, num_steps=4).task
+    folder = work / "cmas_rl"
+    killed: list[int] = []
+    resumed: list[int] = []
+
+    def kill_at_two(step: int, metrics: dict[str, float]) -> None:
+        killed.append(step)
+        if step == 2:
+            for process in descendants(str(folder)):
+                process.kill()
+
+    with scene.retrieval_server() as url:
+        with pytest.raises(VerlError, match="exit code"):
+            train_with_verl(scale, task, base, {}, url, folder, kill_at_two)
+        assert descendants(str(folder)) == []
+        result = train_with_verl(
+            scale, task, base, {}, url, folder, lambda step, _: resumed.append(step)
+        )
+        yield StageOne(base, url, folder, result, killed, resumed)
+
+
+def test_a_killed_stage_goes_on_where_it_was(stage_one: StageOne) -> None:
+    assert stage_one.killed == [0, 1, 2]
+    assert stage_one.resumed[-2:] == [3, 4]
+    assert 1 not in stage_one.resumed
+    history = stage_one.result.history
+    assert [entry["step"] for entry in history] == [0, 1, 2, 3, 4]
+    assert all(entry["update/num_updates"] == 5 for entry in history[1:])
+    assert {entry["step"] for entry in history if "dev/em" in entry} == {0, 2, 4}
+
+
+def test_workflows_were_real_ones(stage_one: StageOne) -> None:
+    steps = stage_one.result.history[1:]
+    assert max(entry["train/searches"] for entry in steps) > 0
+    assert max(entry["train/with_answer"] for entry in steps) > 0
+    assert all(entry["credit/rollout_mismatch"] < 1e-4 for entry in steps)
+    assert all(entry["training/rollout_actor_probs_pearson_corr"] > 0.9999 for entry in steps)
+
+
+def test_the_frozen_policy_changed_and_acts_in_the_projects_engine(stage_one: StageOne) -> None:
+    from moopd.workflows.rollout import Job, run_workflows
+
+    last = stage_one.result.last
+    assert last.sha256 != stage_one.base.sha256
+    model, tokenizer = load_policy(str(verify(last)))
+    jobs = [Job(question, 0, seed=n) for n, question in enumerate(scene.questions(3))]
+    scale = scene.smoke_scale()
+    trajectories = run_workflows(
+        jobs,
+        team("cascade", tokenizer, 1, scale.workflow),
+        LocalEngine(model, tokenizer),
+        scene.WordRetriever(),
+    )
+    assert any(t.num_searches for t in trajectories)
+
+
+def test_a_finished_stage_is_not_run_again(stage_one: StageOne) -> None:
+    scale = scene.smoke_scale()
+    task = scene.stage(scene.system("cmas_rl"), scale, num_steps=4).task
+
+    def unexpected(step: int, metrics: dict[str, float]) -> None:
+        raise AssertionError(f"step {step} was run again")
+
+    again = train_with_verl(
+        scale, task, stage_one.base, {}, stage_one.url, stage_one.work, unexpected
+    )
+    assert (again.best, again.last) == (stage_one.result.best, stage_one.result.last)
+
+
+@pytest.mark.parametrize("name", ["multiagent_opd", "opd_base_teacher"])
+def test_stage_two_learns_from_the_frozen_teacher(
+    stage_one: StageOne, name: str, tmp_path: Path
+) -> None:
+    scale = scene.smoke_scale()
+    scale = scale.model_copy(update={"verl": scale.verl.model_copy(update={"keep_rows": True})})
+    task = scene.stage(scene.system(name), scale, num_steps=2).task
+    teachers = {"cmas_rl": stage_one.result.best}
+    result = train_with_verl(
+        scale, task, stage_one.base, teachers, stage_one.url, tmp_path / name, lambda *_: None
+    )
+    first = result.history[1]
+    assert first["update/num_updates"] == 5
+    assert first["train/with_subtasks"] > 0
+    assert "credit/leader_reward" in first
+    _check_rows(tmp_path / name, stage_one, scale)
+    if name == "opd_base_teacher":
+        # The student starts as the base: its own log-probabilities are the teacher's.
+        assert first["credit/teacher_log_ratio"] == pytest.approx(0.0, abs=1e-5)
+    else:
+        assert abs(first["credit/teacher_log_ratio"]) > 1e-5
+
+
+def _check_rows(work: Path, stage_one: StageOne, scale: Any) -> None:
+    """Old log-probabilities of verl's first step are those of the project's engine."""
+    samples = read_samples(work, 1)
+    model, tokenizer = load_policy(str(verify(stage_one.base)))
+    engine = LocalEngine(model, tokenizer)
+    scores = engine.score([ScoreRequest(s.prompt_ids, s.token_ids) for s in samples])
+    for sample, score in zip(samples, scores, strict=True):
+        assert sample.old_logprobs == pytest.approx(score, abs=1e-4)
