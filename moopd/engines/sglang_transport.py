@@ -10,6 +10,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +22,7 @@ T = TypeVar("T")
 Body = dict[str, Any]
 NamedTensors = Iterable[tuple[str, Any]]
 
+_DEAD = "a worker of SGLang died (its log says why); run the step again with a fresh engine"
 _BUCKET_BYTES = 512 << 20
 _RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -152,6 +154,7 @@ class InProcessTransport:
     def __init__(self, model_path: str, options: Mapping[str, Any]) -> None:
         import sglang
 
+        self._dead = False
         try:
             self._engine: Any = sglang.Engine(
                 model_path=model_path, skip_tokenizer_init=True, **options
@@ -163,14 +166,16 @@ class InProcessTransport:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         loop: asyncio.AbstractEventLoop = self._engine.loop
-        return loop.run_until_complete(self._watched(work))
+        with self._watched():
+            return loop.run_until_complete(work)
 
     async def generate(self, body: Body) -> Body:
         answer: Body = await self._guard(self._engine.async_generate(**body))
         return answer
 
     def load_folder(self, folder: Path, version: str) -> None:
-        self._check(self._engine.update_weights_from_disk(str(folder)))
+        with self._watched():
+            self._check(self._engine.update_weights_from_disk(str(folder)))
 
     def load_tensors(self, tensors: NamedTensors, version: str) -> None:
         from sglang.srt.utils import MultiprocessingSerializer
@@ -183,37 +188,46 @@ class InProcessTransport:
                 "metadata": flat.get_metadata(),
             }
             packed = MultiprocessingSerializer.serialize(content, output_str=True)
-            self._check(
-                self._engine.update_weights_from_tensor(
+            with self._watched():
+                outcome = self._engine.update_weights_from_tensor(
                     [packed] * self._engine.server_args.tp_size,
                     load_format="flattened_bucket",
                     flush_cache=last,
                 )
-            )
+            self._check(outcome)
 
     def release(self) -> None:
-        self._engine.release_memory_occupation(tags=["kv_cache"])
+        with self._watched():
+            self._engine.release_memory_occupation(tags=["kv_cache"])
 
     def resume(self) -> None:
-        self._engine.resume_memory_occupation(tags=["kv_cache"])
+        with self._watched():
+            self._engine.resume_memory_occupation(tags=["kv_cache"])
 
     def close(self) -> None:
         self._engine.shutdown()
 
-    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
-        """`work`, unless a worker dies first: SGLang's own handler would end this process too."""
-        loop = asyncio.get_running_loop()
-        death: asyncio.Future[None] = loop.create_future()
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """The death of a worker ends what waits for it, as an EngineError.
+
+        SGLang's own handler would end this process too, and its control calls would wait forever.
+        """
+        if self._dead:
+            raise EngineError(_DEAD)
         if threading.current_thread() is threading.main_thread():
             self._engine.tokenizer_manager.auto_create_handle_loop()
-            loop.add_signal_handler(signal.SIGQUIT, _settle, death)
-        task = asyncio.ensure_future(work)
-        running: set[asyncio.Future[Any]] = {task, death}
-        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        task.cancel()
-        raise EngineError("a worker of SGLang died; run the step again with a fresh engine")
+            self._engine.loop.add_signal_handler(signal.SIGQUIT, self._die)
+        try:
+            yield
+        except RuntimeError as error:
+            if self._dead:
+                raise EngineError(_DEAD) from error
+            raise
+
+    def _die(self) -> None:
+        self._dead = True
+        self._engine.loop.stop()
 
     async def _guard(self, work: Coroutine[Any, Any, Body]) -> Body:
         try:
@@ -229,11 +243,6 @@ class InProcessTransport:
         success, message, *_ = outcome
         if not success:
             raise EngineError(f"SGLang took no weights: {message}")
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _buckets(tensors: NamedTensors, max_bytes: int) -> Iterator[list[tuple[str, Any]]]:

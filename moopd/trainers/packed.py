@@ -83,6 +83,9 @@ class PackedTrainer:
     def publish(self, engine: Engine) -> None:
         """Send the weights to an engine that keeps its own; the local engine shares ours."""
         if isinstance(engine, WeightReceiver):
+            if self._device.type == "cuda":
+                # What the allocator keeps for itself is what the engine wants back.
+                torch.cuda.empty_cache()
             engine.update_weights(self.model.named_parameters())
         engine.end_conversations()
 

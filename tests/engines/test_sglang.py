@@ -203,10 +203,12 @@ class DyingEngine:
 
 def test_a_dead_worker_in_this_process_is_an_engine_error_not_the_end_of_it() -> None:
     transport = InProcessTransport.__new__(InProcessTransport)
+    transport._dead = False
     transport._engine = DyingEngine()
     engine = SGLangEngine(transport, TOKENIZER.decode, EOS)
-    with pytest.raises(EngineError, match="a worker of SGLang died"):
-        engine.generate([request()])
+    for _ in range(2):
+        with pytest.raises(EngineError, match="a worker of SGLang died"):
+            engine.generate([request()])
     transport._engine.loop.close()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from moopd.types import CheckpointRef, GenerateRequest, ScoreRequest
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
+TOLERANCE = 0.1
+"""Two bfloat16 implementations; random weights give logits of size about 2 (spacing 0.016)."""
 PROMPT = tuple((7 * k) % 40000 + 10 for k in range(200))
 
 
@@ -39,7 +41,6 @@ def policy(seed: int, folder: Path) -> Any:
         num_key_value_heads=3,
         tie_word_embeddings=True,
         eos_token_id=2,
-        initializer_range=0.08,
     )
     model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
     model.save_pretrained(folder)
@@ -81,6 +82,10 @@ def forward(model: Any, prompt: tuple[int, ...], ids: tuple[int, ...]) -> list[f
     return [table[len(prompt) - 1 + k, token].item() for k, token in enumerate(ids)]
 
 
+def distance(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+
+
 def test_samples_depend_on_the_seed_and_not_on_the_neighbours(
     started: tuple[SGLangEngine, Any],
 ) -> None:
@@ -91,11 +96,7 @@ def test_samples_depend_on_the_seed_and_not_on_the_neighbours(
     assert crowd[30][0].token_ids == alone.token_ids
     assert crowd[31][0].token_ids == alone.token_ids
     assert len({candidate.token_ids for candidate in crowd[31]}) == 5
-    worst = max(
-        abs(a - b)
-        for a, b in zip(forward(model, PROMPT, alone.token_ids), alone.logprobs, strict=True)
-    )
-    assert worst < 0.25  # bfloat16 logits of size about 10: spacing 0.06
+    assert distance(forward(model, PROMPT, alone.token_ids), alone.logprobs) < TOLERANCE
     assert len(alone.token_ids) == 12
 
 
@@ -103,8 +104,7 @@ def test_scores_are_those_of_a_forward_pass(started: tuple[SGLangEngine, Any]) -
     engine, model = started
     ids = tuple(range(100, 130))
     [scores] = engine.score([ScoreRequest(PROMPT, ids)])
-    differences = [abs(a - b) for a, b in zip(scores, forward(model, PROMPT, ids), strict=True)]
-    assert max(differences) < 0.25
+    assert distance(forward(model, PROMPT, ids), scores) < TOLERANCE
     assert all(math.isfinite(score) for score in scores)
 
 
@@ -119,8 +119,7 @@ def test_weights_arrive_from_memory_and_from_disk(
     engine.update_weights(other.named_parameters())
     after = engine.generate([greedy])[0][0]
     assert after.token_ids != before.token_ids
-    expected = forward(other, PROMPT, after.token_ids)
-    assert max(abs(a - b) for a, b in zip(expected, after.logprobs, strict=True)) < 0.25
+    assert distance(forward(other, PROMPT, after.token_ids), after.logprobs) < TOLERANCE
     engine.update_weights(model.named_parameters())
     assert engine.generate([greedy])[0][0].token_ids == before.token_ids
     engine.load_weights(CheckpointRef("x", 1, str(tmp_path), "0" * 64))
