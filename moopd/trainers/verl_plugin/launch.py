@@ -13,8 +13,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 from moopd.config import ConfigError, Scale
+from moopd.retrieval.base import Retriever, ScoredRetriever
 from moopd.trainers.checkpoints import verify, weights_digest
 from moopd.trainers.loop import TrainingResult, TrainingTask
 from moopd.trainers.verl_plugin.bridge import (
@@ -28,6 +30,7 @@ from moopd.trainers.verl_plugin.journal import Log, MetricsTail, history, next_m
 from moopd.trainers.verl_plugin.overrides import StartPoint, verl_overrides
 from moopd.trainers.verl_plugin.process import VerlError, log_end, run_to_end
 from moopd.trainers.verl_plugin.questions import write_question_files
+from moopd.trainers.verl_plugin.serving import served
 from moopd.trainers.verl_plugin.spec import (
     LOADED_FOLDER,
     PLUGIN_MODULE,
@@ -46,6 +49,23 @@ from moopd.types import CheckpointRef
 PYTHON_VARIABLE = "MOOPD_VERL_PYTHON"
 _RESULT = "result.json"
 _LOG = "verl.log"
+
+
+def train_stage(
+    scale: Scale,
+    task: TrainingTask,
+    base: CheckpointRef,
+    teachers: Mapping[str, CheckpointRef],
+    retriever: Retriever,
+    work: Path,
+    log: Log,
+) -> TrainingResult:
+    """`train_with_verl` with the scale's retriever: a remote one by its URL, else served here."""
+    if scale.retrieval.kind == "remote":
+        url = scale.retrieval.url or ""
+        return train_with_verl(scale, task, base, teachers, url, work, log)
+    with served(cast(ScoredRetriever, retriever), task.top_k) as url:
+        return train_with_verl(scale, task, base, teachers, url, work, log)
 
 
 def train_with_verl(
