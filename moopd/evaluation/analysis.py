@@ -55,6 +55,7 @@ def analyse(
     reference = statistics.reference if statistics.reference in runs else rows[0].name
     numbers = Numbers(runs, statistics)
     shared = provenance or Provenance()
+    sets = _set_sizes(runs[reference])
     return Results(
         scale=scale.name if scale else "records",
         description=scale.description if scale else "",
@@ -64,7 +65,7 @@ def analyse(
         num_draws=statistics.num_draws,
         confidence=statistics.confidence,
         seed=statistics.seed,
-        sets=_set_sizes(runs[reference]),
+        sets=sets,
         systems=tuple(system_result(row, numbers, scale) for row in rows),
         differences=paired_differences(rows, numbers.scores, reference, statistics),
         completion=completion_bounds(
@@ -73,7 +74,8 @@ def analyse(
         curves=tuple(curves),
         cases=_cases(runs, reference, rows, statistics.num_cases),
         deviations=protocol.deviations(scale) if scale else (),
-        open_choices=protocol.open_choices(scale, systems.values()) if scale else (),
+        open_choices=protocol.open_choices(scale, systems.values(), sets) if scale else (),
+        readings=protocol.READINGS if scale else (),
         limits=protocol.LIMITS,
         provenance=shared.model_copy(update={"runs": {**of_run, **shared.runs}}),
     )

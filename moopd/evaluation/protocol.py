@@ -3,7 +3,7 @@ open, and limits of what the numbers can say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from moopd.config import Scale
 from moopd.evaluation.results import Choice
@@ -53,6 +53,34 @@ LIMITS = (
     "maj@4 is answer selection over the same four workflows, not a further measurement.",
 )
 
+READINGS = (
+    "One reward per workflow and role, on all its calls; mean and deviation over the five "
+    "workflows of a question, each counted once.",
+    "A malformed turn gives -1 to its own owner alone; the final-answer reward, the counted search "
+    "steps and the other roles stay as they are. A distilled Searcher gets no -1.",
+    "The final-answer reward is the best candidate of the last answering request; malformed "
+    "candidates and a missing request count 0. One answering request ends the workflow.",
+    "Distillation covers everything a Searcher generated, malformed turns too, and never prompts, "
+    "passages, received reports or padding.",
+    "The search bonus counts search actions, not distinct queries; a report without a search is "
+    "legal and earns none. Repeated queries are reported apart.",
+    "A malformed Leader turn, or a dispatch beyond the last round, hands all reports so far to the "
+    "Answerer. A malformed Searcher turn spends its step and goes on.",
+    "A spent step budget ends the workflow without an answer and without -1.",
+    "No report, or none selected, is legal: the Answerer then uses its own knowledge. Unknown "
+    "report ids are dropped and counted; the Leader may answer without delegating.",
+    "A prompt over the input limit ends the workflow; nothing is cut off its front in silence.",
+    "Prompted Critic: the judge sees question, sub-question, report and its passages, no reference "
+    "answer; its 0/1 goes to all tokens of the sub-task, grouped over all sub-tasks of a question. "
+    "Hints are stored and not fed back.",
+    "Outcome-reward Searcher: the final-answer reward, -1 for malformed turns, no KL on it.",
+    "Base-model teacher: the base scores the Searchers, the KL keeps the task teacher; its signal "
+    "is exactly 0 before the first update.",
+    "No direct Searcher loss: its tokens leave policy term, entropy and denominator.",
+    "Merged samples and dropped groups keep denominators, weights and entropy as without them.",
+)
+"""Where two developers could build different things, and what this project built."""
+
 
 def deviations(scale: Scale) -> tuple[Choice, ...]:
     """Settings whose value is stated in the paper and differs here."""
@@ -64,7 +92,9 @@ def deviations(scale: Scale) -> tuple[Choice, ...]:
     return (*found, *_parts_that_differ(scale))
 
 
-def open_choices(scale: Scale, systems: Iterable[System]) -> tuple[Choice, ...]:
+def open_choices(
+    scale: Scale, systems: Iterable[System], sets: Mapping[str, int]
+) -> tuple[Choice, ...]:
     """What the paper leaves open, and what was taken."""
     training, data = scale.training, scale.data
     lines = [
@@ -80,8 +110,10 @@ def open_choices(scale: Scale, systems: Iterable[System]) -> tuple[Choice, ...]:
             f"{training.entropy_coef:g}, {training.grad_clip:g}",
         ),
         ("loss average", "one token mean over the trained tokens of all roles"),
+        ("sampling policy", _old_policy(scale)),
         ("training sampling", _sampling(training.sampling.temperature, training.sampling.top_p)),
         ("development set", f"{data.dev_size} questions, none of them a test question"),
+        ("test questions per set", ", ".join(f"{name} {number}" for name, number in sets.items())),
         ("checkpoint", "best: highest development score, earlier step wins ties; ablations: last"),
         ("interval", "percentile of the draws"),
         ("majority vote", "normalised answers; of equal counts the earliest attempt's answer wins"),
@@ -89,6 +121,11 @@ def open_choices(scale: Scale, systems: Iterable[System]) -> tuple[Choice, ...]:
         ("cleaning, overlap", f"{data.clean}, {data.overlap}"),
         ("environment step", "one pass over the team up to a retrieval"),
         ("flexible rules", "configs/flexible_extraction.yaml, fixed before scoring"),
+        (
+            "the five RL search agents",
+            "Search-R1, Tree-GRPO, GiGPO, IGPO, Dr. MAS: the list is ours (the texts name "
+            "Tree-GRPO alone); those in the table were run, the others were not",
+        ),
     ]
     if any(_has_critic(system) for system in systems):
         lines.append(("critic", critic_note(scale)))
@@ -146,6 +183,13 @@ def _retrieval(scale: Scale) -> str:
         return "a retrieval server"
     encoder = retrieval.encoder
     return f"{encoder.model or encoder.kind} encoder, flat inner product"
+
+
+def _old_policy(scale: Scale) -> str:
+    if scale.engine.kind == "local":
+        return "log-probabilities of the rollout engine, which samples with the trainer's numerics"
+    cap = f"{scale.training.importance_cap:g}"
+    return f"recomputed by the trainer, importance weights truncated at {cap}"
 
 
 def _sampling(temperature: float, top_p: float) -> str:

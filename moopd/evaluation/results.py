@@ -227,6 +227,7 @@ class Results(_Frozen):
     cases: CaseBook
     deviations: tuple[Choice, ...]
     open_choices: tuple[Choice, ...]
+    readings: tuple[str, ...]
     limits: tuple[str, ...]
     provenance: Provenance
 
