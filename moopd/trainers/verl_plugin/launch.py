@@ -28,7 +28,7 @@ from moopd.trainers.verl_plugin.bridge import (
 )
 from moopd.trainers.verl_plugin.journal import Log, MetricsTail, history, next_metrics_file
 from moopd.trainers.verl_plugin.overrides import StartPoint, verl_overrides
-from moopd.trainers.verl_plugin.process import VerlError, log_end, run_to_end
+from moopd.trainers.verl_plugin.process import VerlError, log_end, only_launcher, run_to_end
 from moopd.trainers.verl_plugin.questions import write_question_files
 from moopd.trainers.verl_plugin.serving import served
 from moopd.trainers.verl_plugin.spec import (
@@ -84,16 +84,17 @@ def train_with_verl(
     that run itself (its environment needs mlflow and MLFLOW_TRACKING_URI).
     """
     work = work.resolve()
-    done = _read_result(work)
-    if done is not None:
-        return done
-    run = make_run(scale, task, base, teachers, retrieval_url, work)
-    _refuse_other_run(work, run)
-    run.write()
-    start = _start_point(scale, run)
-    if start is not None:
-        launch_stage(scale, task, run, start, start_folder(base), log, mlflow_run_id)
-    return _finish(run)
+    with only_launcher(work):
+        done = _read_result(work)
+        if done is not None:
+            return done
+        run = make_run(scale, task, base, teachers, retrieval_url, work)
+        _refuse_other_run(work, run)
+        run.write()
+        start = _start_point(scale, run)
+        if start is not None:
+            launch_stage(scale, task, run, start, start_folder(base), log, mlflow_run_id)
+        return _finish(run)
 
 
 def make_run(

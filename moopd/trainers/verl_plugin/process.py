@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -19,6 +21,25 @@ _GRACE_S = 15.0
 
 class VerlError(RuntimeError):
     """The distributed trainer failed; the message holds the end of its log."""
+
+
+@contextmanager
+def only_launcher(work: Path) -> Iterator[None]:
+    """One launcher a folder; what a launcher that died left running is ended first.
+
+    The kernel drops the lock with its holder. Raises VerlError when another one holds it.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / ".lock").open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise VerlError(
+                f"another process is running the stage in {work}; wait for it or end it"
+            ) from None
+        for orphan in descendants(str(work)):
+            _quietly(orphan.kill)
+        yield
 
 
 def run_to_end(

@@ -18,7 +18,13 @@ from moopd.trainers.loop import questions_of_step
 from moopd.trainers.verl_plugin import bridge, launch
 from moopd.trainers.verl_plugin.journal import MetricsTail, history, next_metrics_file
 from moopd.trainers.verl_plugin.overrides import StartPoint, verl_overrides
-from moopd.trainers.verl_plugin.process import MARKER, VerlError, descendants, run_to_end
+from moopd.trainers.verl_plugin.process import (
+    MARKER,
+    VerlError,
+    descendants,
+    only_launcher,
+    run_to_end,
+)
 from moopd.trainers.verl_plugin.questions import TRAIN_FILE, write_question_files
 from moopd.trainers.verl_plugin.spec import VerlRun, load_run
 from moopd.trainers.verl_plugin.validation import (
@@ -213,6 +219,21 @@ def test_descendants_are_found_by_their_marker(tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def test_one_launcher_a_folder_and_orphans_are_ended(tmp_path: Path) -> None:
+    import subprocess
+
+    orphan = subprocess.Popen(
+        python("import time; time.sleep(60)"), env={**os.environ, MARKER: str(tmp_path)}
+    )
+    time.sleep(0.2)
+    with only_launcher(tmp_path):
+        assert orphan.wait(10) == -signal.SIGKILL
+        with pytest.raises(VerlError, match="another process"), only_launcher(tmp_path):
+            pass
+    with only_launcher(tmp_path):
+        pass
 
 
 def test_bridge_freezes_a_step_with_a_digest(tmp_path: Path) -> None:
