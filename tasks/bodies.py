@@ -109,10 +109,9 @@ def freeze(request: Request) -> None:
 
 def evaluate(request: Request) -> None:
     """Four attempts at every test question by one row of the tables."""
-    from moopd.engines.local import LocalEngine
     from moopd.evaluation import runner
     from moopd.roles.render import Renderer
-    from moopd.trainers.assemble import open_policy, prompts_of
+    from moopd.trainers.assemble import open_policy, open_sampler, prompts_of
 
     assert request.system is not None
     scale = request.scale
@@ -133,7 +132,7 @@ def evaluate(request: Request) -> None:
         max_retrieval_error_share=scale.retrieval.max_error_share,
     )
     policy = open_policy(scale, ref)
-    engine = LocalEngine(policy.model, policy.tokenizer)
+    engine = open_sampler(scale, policy, ref)
     renderer = Renderer(policy.tokenizer)
     records = runner.evaluate(
         task, engine, _retriever(request), renderer, prompts_of(scale), request.work,

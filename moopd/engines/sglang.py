@@ -32,8 +32,16 @@ class SGLangEngine:
     Without `eos_token_id` nothing ends a completion before its `max_tokens` (benchmarks).
     """
 
-    def __init__(self, transport: Transport, decode: Decode, eos_token_id: int | None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        decode: Decode,
+        eos_token_id: int | None,
+        *,
+        shares_memory: bool = True,
+    ) -> None:
         self._transport = transport
+        self._shares_memory = shares_memory
         self._decode = decode
         self._eos = eos_token_id
         self._version: str | None = None
@@ -83,8 +91,8 @@ class SGLangEngine:
         """Nothing to do: the radix cache drops its least recently used prefixes by itself."""
 
     def sleep(self) -> None:
-        """Give the memory of the KV cache back while the trainer works; `generate` takes it."""
-        if not self._asleep:
+        """Give the KV cache's memory to the trainer until the next request, where it is shared."""
+        if self._shares_memory and not self._asleep:
             self._transport.release()
             self._asleep = True
 
@@ -159,10 +167,24 @@ def start_sglang(
                 f"engine.url only {list(_HTTP_OPTIONS)} apply"
             )
         http: dict[str, Any] = {k: v for k, v in options.items() if k in _HTTP_OPTIONS}
-        return SGLangEngine(HttpTransport(config.url, **http), decode, eos_token_id)
-    return SGLangEngine(
-        InProcessTransport(model_path, server_options(options)), decode, eos_token_id
-    )
+        transport: Transport = HttpTransport(config.url, **http)
+    else:
+        transport = InProcessTransport(model_path, server_options(options))
+    shares_memory = bool(options.get("share_memory", False))
+    return SGLangEngine(transport, decode, eos_token_id, shares_memory=shares_memory)
+
+
+_SHARED: dict[str, SGLangEngine] = {}
+
+
+def shared_sglang(
+    config: EngineConfig, model_path: str, decode: Decode, eos_token_id: int
+) -> SGLangEngine:
+    """The engine of this process, started once: later policies are loaded into it."""
+    key = config.digest()
+    if key not in _SHARED:
+        _SHARED[key] = start_sglang(config, model_path, decode, eos_token_id)
+    return _SHARED[key]
 
 
 def server_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -166,8 +166,11 @@ class InProcessTransport:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         loop: asyncio.AbstractEventLoop = self._engine.loop
-        with self._watched():
-            return loop.run_until_complete(work)
+        try:
+            with self._watched():
+                return loop.run_until_complete(work)
+        finally:
+            work.close()
 
     async def generate(self, body: Body) -> Body:
         answer: Body = await self._guard(self._engine.async_generate(**body))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moopd.config import ConfigError, Scale
-from moopd.engines.base import Engine
+from moopd.config import ConfigError, Scale, TrainingConfig
+from moopd.engines.base import Engine, WeightReceiver
 from moopd.engines.local import LocalEngine
 from moopd.engines.models import check_same_vocabulary, load_policy
 from moopd.retrieval.base import Retriever
@@ -16,8 +16,10 @@ from moopd.rl.samples import needs_judge
 from moopd.roles.prompts import Prompts
 from moopd.roles.render import Renderer
 from moopd.systems import BASE, System
+from moopd.trainers.base import Trainer
 from moopd.trainers.checkpoints import verify
 from moopd.trainers.loop import TrainingParts, TrainingTask
+from moopd.trainers.packed import FrozenScorer, PackedTrainer
 from moopd.trainers.torch_trainer import TorchTrainer
 from moopd.types import CheckpointRef, Question
 
@@ -87,22 +89,55 @@ def assemble(
     retriever: Retriever,
 ) -> TrainingParts:
     """Student from the base weights, frozen teachers, judge. Vocabularies are checked here."""
-    student = open_policy(scale, base, dtype="float32")
+    packed = task.training.trainer == "packed"
+    # The packed trainer keeps float32 masters of its own beside the compute dtype.
+    student = open_policy(scale, base, dtype=None if packed else "float32")
     frozen: dict[str, Engine] = {}
     for name in task.row.teachers:
         teacher = open_policy(scale, base if name == BASE else teachers[name])
         check_same_vocabulary(student.model, teacher.model)
-        frozen[name] = LocalEngine(teacher.model, teacher.tokenizer)
+        frozen[name] = _scorer(teacher, task.training) if packed else _local(teacher)
     renderer = Renderer(student.tokenizer)
+    sampler = open_sampler(scale, student, base)
     return TrainingParts(
-        trainer=TorchTrainer(student.model, student.tokenizer, task.training),
-        engine=LocalEngine(student.model, student.tokenizer),
+        trainer=_trainer(student, task.training, sampler),
+        engine=sampler,
         teachers=frozen,
         retriever=retriever,
         renderer=renderer,
         prompts=prompts_of(scale),
         judge=_judge(scale, base, renderer) if needs_judge(task.row) else None,
+        recompute_old=scale.engine.kind == "sglang",
     )
+
+
+def open_sampler(scale: Scale, policy: Policy, checkpoint: CheckpointRef) -> Engine:
+    """The engine that samples from `policy`; SGLang loads the checkpoint that it came from."""
+    if scale.engine.kind == "local":
+        return _local(policy)
+    from moopd.engines.sglang import shared_sglang
+
+    renderer = Renderer(policy.tokenizer)
+    engine = shared_sglang(scale.engine, checkpoint.path, renderer.decode, renderer.eos_token_id)
+    engine.load_weights(checkpoint)
+    return engine
+
+
+def _trainer(student: Policy, training: TrainingConfig, sampler: Engine) -> Trainer:
+    if training.trainer == "packed":
+        receiver = sampler if isinstance(sampler, WeightReceiver) else None
+        return PackedTrainer(student.model, student.tokenizer, training, receiver)
+    return TorchTrainer(student.model, student.tokenizer, training)
+
+
+def _scorer(teacher: Policy, training: TrainingConfig) -> FrozenScorer:
+    return FrozenScorer(
+        teacher.model, teacher.tokenizer, training.tokens_per_microbatch, training.compile_layers
+    )
+
+
+def _local(policy: Policy) -> LocalEngine:
+    return LocalEngine(policy.model, policy.tokenizer)
 
 
 def _judge(scale: Scale, base: CheckpointRef, renderer: Renderer) -> Judge:
@@ -111,5 +146,6 @@ def _judge(scale: Scale, base: CheckpointRef, renderer: Renderer) -> Judge:
             return HttpJudge(scale.critic, prompts_of(scale))
         case "base_model":
             policy = open_policy(scale, base)
-            engine = LocalEngine(policy.model, policy.tokenizer)
-            return PolicyJudge(engine, renderer, prompts_of(scale), scale.workflow, scale.critic)
+            return PolicyJudge(
+                _local(policy), renderer, prompts_of(scale), scale.workflow, scale.critic
+            )
