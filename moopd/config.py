@@ -89,6 +89,9 @@ class ModelConfig(Section):
     num_layers: int = 2
     num_heads: int = 4
     num_kv_heads: int = 2
+    init_std: float = 0.06
+    """Of all weights of a tiny model: at the usual 0.02 copying emerges too late."""
+    rope_theta: float = 10_000.0
 
 
 class TraceNoise(Section):
@@ -114,6 +117,10 @@ class WarmStartConfig(Section):
     steps: int = Field(550, ge=0)
     lr: float = 3e-3
     tokens_per_batch: int = 4000
+    drill_steps: int = Field(0, ge=0)
+    """First steps that repeat random words, from which copying emerges; part of `steps`."""
+    drill_share: float = Field(0.0, ge=0, lt=1)
+    """Share of drills among the later batches."""
     context_weight: float = 0.1
     """Loss weight of tokens the policy did not generate."""
     noise: TraceNoise = TraceNoise()

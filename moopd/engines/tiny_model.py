@@ -58,6 +58,8 @@ def build_tiny(config: ModelConfig, seed: int) -> tuple[Any, Any]:
         num_key_value_heads=config.num_kv_heads,
         head_dim=config.hidden_size // config.num_heads,
         max_position_embeddings=2048,
+        initializer_range=config.init_std,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

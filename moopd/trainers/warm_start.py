@@ -16,6 +16,8 @@ from moopd.config import WarmStartConfig
 from moopd.trainers.traces import TraceSequence
 
 _WARMUP_SHARE = 0.05
+_NUM_DRILLS = 6000
+_DRILL_LENGTHS = (6, 24)
 
 
 def warm_start(
@@ -36,7 +38,7 @@ def warm_start(
         model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, foreach=True
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: _rate(s, config.steps))
-    batches = _batches(sequences, config.tokens_per_batch, seed)
+    batches = _schedule(sequences, config, int(model.config.vocab_size), seed)
     model.train()
     for step in range(1, config.steps + 1):
         loss = _loss(model, next(batches), pad_id, config.context_weight)
@@ -55,6 +57,29 @@ def _rate(step: int, total: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+def _schedule(
+    sequences: Sequence[TraceSequence], config: WarmStartConfig, vocab_size: int, seed: int
+) -> Iterator[list[TraceSequence]]:
+    """Drills first, then traces with a share of drills among them."""
+    rng = random.Random(seed)
+    traces = _batches(sequences, config.tokens_per_batch, seed)
+    drills = _batches(_drills(vocab_size, rng), config.tokens_per_batch, seed)
+    for _ in range(config.drill_steps):
+        yield next(drills)
+    while True:
+        yield next(drills if rng.random() < config.drill_share else traces)
+
+
+def _drills(vocab_size: int, rng: random.Random) -> list[TraceSequence]:
+    """Random words said three times: the second and third time they can be copied."""
+    drills = []
+    for _ in range(_NUM_DRILLS):
+        length = rng.randrange(*_DRILL_LENGTHS)
+        words = tuple(rng.randrange(vocab_size) for _ in range(length))
+        drills.append(TraceSequence(words * 3, (False,) * length + (True,) * (2 * length)))
+    return drills
 
 
 def _batches(
