@@ -38,7 +38,7 @@ from moopd.rl.samples import build_samples
 from moopd.systems import OpdSignal, TrainRow
 from moopd.trainers.loop import credit_config
 from moopd.trainers.packed import FrozenScorer, PackedTrainer
-from moopd.trainers.packed_model import make_packs
+from moopd.trainers.packed_model import Pack, make_packs
 from moopd.types import (
     GenerateRequest,
     TrainingSample,
@@ -111,23 +111,31 @@ def measure(
 ) -> dict[str, float]:
     with clock("first sync"):
         trainer.publish(engine)
-    questions, retriever = read_data(arguments.data, 2 * arguments.questions)
+    questions, retriever = read_data(arguments.data, arguments.questions * 3)
     scripted, team = scripted_team(engine, tokenizer, training, retriever)
     jobs = [Job(q, g, 1000 * n + g) for n, q in enumerate(questions) for g in range(5)]
-    half = 5 * arguments.questions
+    step, many = 5 * arguments.questions, 10 * arguments.questions
     with clock("warm-up rollout"):
-        warm = run_workflows(jobs[half : half + 40], team, scripted, retriever)
-    scripted.seen.clear()
-    with clock("rollout"):
-        trajectories = run_workflows(jobs[:half], team, scripted, retriever, max_live=half)
-    results = rollout_figures(trajectories, clock, engine, trainer, scripted)
+        warm = run_workflows(jobs[-40:], team, scripted, retriever)
+    results: dict[str, float] = {}
+    rolled: dict[str, list[Trajectory]] = {}
+    for name, chosen in (("step", jobs[:step]), ("many", jobs[:many])):
+        trainer.publish(engine)  # flushes the prefix cache
+        scripted.seen.clear()
+        with clock(f"rollout {name}"):
+            done = run_workflows(chosen, team, scripted, retriever, max_live=len(chosen))
+        results |= rollout_figures(name, done, clock, engine, trainer, scripted)
+        rolled[name] = done
+    trainer.publish(engine)
     results |= generate_figures(trainer.model, engine, scripted.seen, tokenizer, clock, device)
+    show(results)
     return results | step_figures(
-        trainer, trajectories, warm, training, tokenizer, clock, engine, device
+        trainer, rolled["step"], warm, training, tokenizer, clock, engine, device
     )
 
 
 def rollout_figures(
+    name: str,
     trajectories: Sequence[Trajectory],
     clock: Clock,
     engine: SGLangEngine,
@@ -137,12 +145,13 @@ def rollout_figures(
     """Workflows against the same prompts and lengths sent all at once."""
     trainer.publish(engine)  # flushes the prefix cache
     requests = list(scripted.seen)
-    with clock("raw"):
+    with clock(f"raw {name}"):
         engine.run(_raw(engine, requests))
     tokens = sum(r.max_tokens * r.num_candidates for r in requests)
     prompt = sum(len(r.prompt_ids) for r in requests)
-    workflow, raw = tokens / clock.seconds["rollout"], tokens / clock.seconds["raw"]
-    return {
+    workflow = tokens / clock.seconds[f"rollout {name}"]
+    raw = tokens / clock.seconds[f"raw {name}"]
+    figures = {
         "workflows": len(trajectories),
         "calls": len(requests),
         "sampled_tokens": tokens,
@@ -151,6 +160,7 @@ def rollout_figures(
         "raw_tokens_per_s": raw,
         "rollout_to_raw_ratio": workflow / raw,
     }
+    return {f"{name}/{figure}": value for figure, value in figures.items()}
 
 
 async def _raw(engine: SGLangEngine, requests: Sequence[GenerateRequest]) -> None:
@@ -214,8 +224,13 @@ def step_figures(
     import copy
 
     engine.sleep()
-    teacher = copy.deepcopy(trainer.model)
-    scorer = FrozenScorer(teacher, tokenizer, 2 * training.tokens_per_microbatch, device == "cuda")
+    scorer = FrozenScorer(
+        copy.deepcopy(trainer.model),
+        tokenizer,
+        2 * training.tokens_per_microbatch,
+        device == "cuda",
+    )
+    teachers: dict[str, Any] = {"t": scorer}
     row = TrainRow(searcher=OpdSignal(kind="opd", teacher="t"), kl_teacher="t")
     times: dict[str, float] = {"teacher": 0.0, "old": 0.0}
 
@@ -228,12 +243,11 @@ def step_figures(
 
         return call
 
-    inner = scorer.score
-    scorer.score = timed("teacher", inner)  # type: ignore[method-assign,assignment]
+    scorer.score = timed("teacher", scorer.score)  # type: ignore[method-assign,assignment]
 
     def credit(of: Sequence[Trajectory]) -> Any:
         return build_samples(
-            of, row, credit_config(training), {"t": scorer}, rescore=timed("old", trainer.score)
+            of, row, credit_config(training), teachers, rescore=timed("old", trainer.score)
         )
 
     with clock("compile"):
@@ -247,22 +261,25 @@ def step_figures(
         trainer.publish(engine)
     engine.sleep()
     parts = {
-        "rollout": clock.seconds["rollout"],
+        "rollout": clock.seconds["rollout step"],
         "old_logprobs": times["old"],
         "teacher": times["teacher"],
         "update": clock.seconds["update"],
         "sync": clock.seconds["sync"],
     }
     total = sum(parts.values())
-    return {
+    results = {
         **{f"step/{name}_s": value for name, value in parts.items()},
         **{f"step/{name}_share": value / total for name, value in parts.items()},
         "rollout_mismatch": batch.metrics["rollout_mismatch"],
         "update_packed_tokens": metrics["packed_tokens"],
         "update_trained_tokens": metrics["trained_tokens"],
         "update_peak_memory_gb": metrics.get("peak_memory_gb", 0.0),
-        **update_figures(trainer, batch.samples, training, tokenizer, clock, device),
     }
+    show(results)
+    teachers.clear()
+    del scorer
+    return results | update_figures(trainer, batch.samples, training, tokenizer, clock, device)
 
 
 def update_figures(
@@ -288,6 +305,8 @@ def update_figures(
     with clock("packed"):
         for pack in packs:
             trainer._accumulate(pack.to(trainer._device), num_trained, totals)
+    if device == "cuda":
+        show_profile(trainer, packs[len(packs) // 2], num_trained, totals)
     with clock("padded"):
         padded_update(trainer.model, part, training, pad, trainer._device)
     trainer._masters.zero_grad()
@@ -322,7 +341,7 @@ def start_engine(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> 
             "load_format": "dummy",
             "deterministic": False,
             "share_memory": True,
-            "mem_fraction_static": 0.35,
+            "mem_fraction_static": 0.42,
             "context_length": 9216,
             "cuda_graph_max_bs": 512,
             "disable_piecewise_cuda_graph": True,
@@ -332,6 +351,23 @@ def start_engine(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> 
         options[name] = json.loads(value)
     config = EngineConfig(kind="sglang", url=arguments.url, options=options)
     return start_sglang(config, folder, tokenizer.decode, None)
+
+
+def show(figures: dict[str, float]) -> None:
+    """What is known so far, should a later part fail."""
+    for name, value in figures.items():
+        print(f"  {name} = {value:.4g}", flush=True)
+
+
+def show_profile(
+    trainer: PackedTrainer, pack: Pack, num_trained: int, totals: dict[str, Any]
+) -> None:
+    """Where the GPU's time goes in one pack."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        trainer._accumulate(pack.to(trainer._device), num_trained, totals)
+        _wait()
+    averages = profile.key_averages()
+    print(averages.table(sort_by="cuda_time_total", row_limit=18, max_name_column_width=60))
 
 
 def _wait() -> None:

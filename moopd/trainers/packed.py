@@ -63,13 +63,15 @@ class PackedTrainer:
         for minibatch in split_minibatches(samples, self._config.num_minibatches, seed):
             num_tokens = sum(len(sample.token_ids) for sample in minibatch)
             self._masters.zero_grad()
-            for pack in make_packs(
+            packs = make_packs(
                 minibatch,
                 self._config.tokens_per_microbatch,
                 self._pad,
                 merge=self._config.merge_samples,
-            ):
-                self._accumulate(pack.to(self._device), num_tokens, totals)
+            )
+            # All on their way before the first runs: a copy in between would wait for the GPU.
+            for pack in [pack.to(self._device) for pack in packs]:
+                self._accumulate(pack, num_tokens, totals)
             totals["grad_norm"] += self._masters.step(self._config.grad_clip)
         self.model.eval()
         return self._means(totals)
@@ -108,7 +110,7 @@ class PackedTrainer:
             pack,
             layers=self._layers,
             recompute=self._config.gradient_checkpointing,
-        )[pack.index]
+        ).index_select(0, pack.index)
         # The head's gradient is taken chunk by chunk: the logits of a pack never exist at once.
         grad = torch.empty_like(hidden)
         for first in range(0, hidden.shape[0], HEAD_CHUNK):
@@ -271,23 +273,23 @@ def packed_scores(
     """Log-probabilities (temperature 1) in the requests' order; equal sequences run once."""
     device = next(model.parameters()).device
     samples = [_as_sample(number, request) for number, request in enumerate(requests)]
-    found: dict[Owner, tuple[float, ...]] = {}
+    packs = list(make_packs(samples, max_tokens, pad_id))
+    parts = []
     with torch.no_grad():
-        for pack in make_packs(samples, max_tokens, pad_id):
-            there = pack.to(device)
-            hidden = packed_hidden(model, there, layers=layers)[there.index]
-            parts = []
+        for pack in [pack.to(device) for pack in packs]:
+            hidden = packed_hidden(model, pack, layers=layers).index_select(0, pack.index)
             for first in range(0, hidden.shape[0], HEAD_CHUNK):
                 part = slice(first, first + HEAD_CHUNK)
                 logits = model.lm_head(hidden[part]).float()
-                chosen = logits.gather(1, there.target[part].unsqueeze(1)).squeeze(1)
+                chosen = logits.gather(1, pack.target[part].unsqueeze(1)).squeeze(1)
                 parts.append(chosen - torch.logsumexp(logits, dim=-1))
-            values = torch.cat(parts).tolist()
-            start = 0
-            for sample in pack.samples:
-                end = start + len(sample.token_ids)
-                found[sample.owner] = tuple(values[start:end])
-                start = end
+        values = torch.cat(parts).tolist() if parts else []
+    found: dict[Owner, tuple[float, ...]] = {}
+    start = 0
+    for sample in (sample for pack in packs for sample in pack.samples):
+        end = start + len(sample.token_ids)
+        found[sample.owner] = tuple(values[start:end])
+        start = end
     return [found[sample.owner] for sample in samples]
 
 
