@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -109,9 +110,14 @@ def questions_of_step(
     chosen = []
     for position in range(first, first + per_step):
         epoch, offset = divmod(position, len(questions))
-        order = np.random.default_rng([seed & 0x7FFFFFFF, epoch]).permutation(len(questions))
-        chosen.append(questions[int(order[offset])])
+        chosen.append(questions[_epoch_order(len(questions), seed, epoch)[offset]])
     return chosen
+
+
+@lru_cache(maxsize=4)
+def _epoch_order(num_questions: int, seed: int, epoch: int) -> tuple[int, ...]:
+    order = np.random.default_rng([seed & 0x7FFFFFFF, epoch]).permutation(num_questions)
+    return tuple(order.tolist())
 
 
 def credit_config(training: TrainingConfig) -> CreditConfig:

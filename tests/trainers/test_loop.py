@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from moopd.engines.local import LocalEngine
 
 from moopd.config import EvaluationConfig, TrainingConfig, WorkflowConfig
+from moopd.engines.local import LocalEngine
 from moopd.retrieval.base import RetrievalError
 from moopd.roles.prompts import Prompts
 from moopd.roles.render import Renderer
