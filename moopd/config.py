@@ -204,6 +204,8 @@ class EngineConfig(Section):
     kind: Literal["local", "sglang"] = "local"
     url: str | None = None
     device: Literal["cpu", "cuda", "auto"] = "cpu"
+    num_threads: int = Field(1, ge=1)
+    """CPU threads of a stage's process; independent stages already run side by side."""
     options: dict[str, str | int | float | bool] = {}
 
 

@@ -178,7 +178,11 @@ def _run_worker(run: Run, request: Request, deadline_s: float) -> None:
         stdout=subprocess.PIPE,
         stderr=(request.work / "worker.log").open("ab"),
         cwd=ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": str(run.scale.engine.num_threads),
+        },
         start_new_session=True,
         text=True,
     )
