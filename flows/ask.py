@@ -29,21 +29,27 @@ def answer_question(
     if system not in rows:
         raise ValueError(f"unknown system {system!r}; known: {', '.join(rows)}")
     row = rows[system]
-    found = _artifacts(settings, rows, row, home)
-    policy = found[f"freeze/{system}" if row.train else "base"]
+    policy_stage = f"freeze/{system}" if row.train else "base"
+    found = pipeline_artifacts(settings, rows, policy_stage, home)
+    policy = found[policy_stage]
     trajectory = _roll_out(settings, row, text, read_ref(policy), found["index"])
     show(trajectory, row.title, Console())
 
 
-def _artifacts(scale: Scale, rows: dict[str, System], row: System, home: Home) -> dict[str, Path]:
-    wanted = f"freeze/{row.name}" if row.train else "base"
+def pipeline_artifacts(
+    scale: Scale, rows: dict[str, System], wanted: str, home: Home
+) -> dict[str, Path]:
+    """The artifacts of all stages up to `wanted`. Raises MissingInput for the first that is not."""
+    stages = {stage.name: stage for stage in pipeline(scale, rows, tuple(rows))}
     refs: dict[str, ArtifactRef] = {}
-    for stage in pipeline(scale, rows, (row.name,)):
-        if stage.kind in ("evaluate", "statistics", "report"):
-            continue
-        refs[stage.name] = _required(home, stage, refs).ref
-        if stage.name == wanted:
-            break
+
+    def need(name: str) -> None:
+        for upstream in stages[name].needs:
+            need(upstream)
+        if name not in refs:
+            refs[name] = _required(home, stages[name], refs).ref
+
+    need(wanted)
     return {name: Path(ref.path) for name, ref in refs.items()}
 
 

@@ -64,11 +64,29 @@ def _add_reading_commands(commands: argparse._SubParsersAction[argparse.Argument
     ask.add_argument("question")
     _pipeline_options(ask)
     ask.set_defaults(command=_lazy("ask"))
+    for name, text in _PLAIN_COMMANDS.items():
+        commands.add_parser(name, help=text).set_defaults(command=_lazy(name))
+    track = commands.add_parser("track", help="sync: bring MLflow up to the journal")
+    track.add_argument("action", choices=["sync"])
+    track.set_defaults(command=_lazy("track"))
+    retrieve = commands.add_parser("retrieve", help="serve: the retrieval server of a scale")
+    retrieve.add_argument("action", choices=["serve"])
+    retrieve.add_argument("--port", type=int, default=8765)
+    _pipeline_options(retrieve)
+    retrieve.set_defaults(command=_lazy("retrieve"))
     score = commands.add_parser("score", help="score record files, without a model")
     score.add_argument("records", nargs="+")
     score.add_argument("--questions", required=True)
     score.add_argument("--report", help="folder for a full report")
     score.set_defaults(command=_lazy("score"))
+
+
+_PLAIN_COMMANDS = {
+    "up": "Prefect server and MLflow page in the foreground, loopback only",
+    "doctor": "what is installed, missing, full or blocked, and what to do",
+    "report": "where the newest report is",
+    "compare": "the link to the MLflow comparison page",
+}
 
 
 def _lazy(name: str):  # type: ignore[no-untyped-def]

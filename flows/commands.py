@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from flows import servers
 from moopd.config import ConfigError
 from tasks.home import Home, open_home
 
@@ -20,6 +21,9 @@ def use_home(home: Home) -> None:
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("PREFECT_CLI_PROMPT", "false")
+    address = servers.running(home).get("prefect")
+    if address:
+        os.environ.setdefault("PREFECT_API_URL", f"{address}/api")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,9 +54,26 @@ def run(options: argparse.Namespace) -> int:
         raise
     except Exception as error:
         print(f"moopd: {error}", file=sys.stderr)
+        mirror(home)
         return 1
     _show_results(paths, home)
     return 0
+
+
+def mirror(home: Home) -> str:
+    """Bring MLflow up to the journal; the comparison page's path, empty when MLflow is away.
+
+    Tracking never fails a run: what could not be mirrored is replayed by the next sync.
+    """
+    try:
+        from moopd.tracking.mlflow_mirror import Mirror
+
+        store = Mirror(home.mlflow)
+        store.sync(home.journal)
+        return store.comparison_path()
+    except Exception as error:
+        print(f"moopd: MLflow is behind ({error}); `moopd track sync` catches up", file=sys.stderr)
+        return ""
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -88,6 +109,7 @@ def ask(options: argparse.Namespace) -> int:
 
 
 def _show_results(paths: dict[str, str], home: Home) -> None:
+    comparison = mirror(home)
     if "statistics" not in paths or "report" not in paths:
         return
     from rich.console import Console
@@ -97,4 +119,59 @@ def _show_results(paths: dict[str, str], home: Home) -> None:
 
     print_results(read_results(Path(paths["statistics"]) / "results.json"), Console())
     print(f"\nReport:  {paths['report']}/report.html")
-    print("Pages:   `moopd up`, then Prefect at http://127.0.0.1:4200, MLflow at :5000")
+    addresses = servers.running(home) or servers.DEFAULTS
+    print(f"Prefect: {addresses['prefect']}")
+    print(f"MLflow:  {addresses['mlflow']}{comparison}")
+    if not servers.running(home):
+        print("         (open both pages with `moopd up`)")
+
+
+def up(_options: argparse.Namespace) -> int:
+    home = open_home()
+    use_home(home)
+    return servers.serve(home)
+
+
+def track(_options: argparse.Namespace) -> int:
+    from moopd.tracking.mlflow_mirror import Mirror
+
+    home = open_home()
+    print(f"{Mirror(home.mlflow).sync(home.journal)} events taken over into {home.mlflow}")
+    return 0
+
+
+def compare(_options: argparse.Namespace) -> int:
+    home = open_home()
+    addresses = servers.running(home) or servers.DEFAULTS
+    print(f"{addresses['mlflow']}{mirror(home)}")
+    return 0
+
+
+def report(_options: argparse.Namespace) -> int:
+    from tasks.artifacts import previous
+
+    found = previous(open_home(), "report")
+    if found is None:
+        print("moopd: no report yet; expected one after `moopd run`", file=sys.stderr)
+        return 3
+    print(f"{found.ref.path}/report.html")
+    return 0
+
+
+def retrieve(options: argparse.Namespace) -> int:
+    """Serve the index of a scale over HTTP (POST /retrieve), on loopback."""
+    from flows.ask import pipeline_artifacts
+    from moopd.retrieval.build import open_index
+    from moopd.retrieval.server import serve
+    from tasks.configuration import load_configuration
+
+    settings, rows = load_configuration(options.scale, options.set)
+    found = pipeline_artifacts(settings, rows, "index", open_home())
+    serve(open_index(settings.retrieval, found["index"] / "index"), port=options.port)
+    return 0
+
+
+def doctor(_options: argparse.Namespace) -> int:
+    from flows.doctor import check
+
+    return check(open_home())

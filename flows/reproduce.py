@@ -55,9 +55,13 @@ def matches(stage: str, asked: str) -> bool:
     return stage == asked or stage.startswith(f"{asked}/")
 
 
+_WORKERS = int(os.environ.get("MOOPD_WORKERS", "2"))
+"""Stages that run side by side; each is one process with the scale's number of threads."""
+
+
 @flow(
     name="reproduce",
-    task_runner=ThreadPoolTaskRunner[Any](max_workers=int(os.environ.get("MOOPD_WORKERS", "2"))),
+    task_runner=ThreadPoolTaskRunner(max_workers=_WORKERS),  # type: ignore[arg-type]
     validate_parameters=False,
 )
 def reproduce(

@@ -11,6 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moopd.retrieval.base import Retriever
+    from moopd.trainers.loop import TrainingResult, TrainingTask
 
 from moopd.types import CheckpointRef, Question
 from tasks.worker import Request
@@ -68,8 +73,7 @@ def base(request: Request) -> None:
 
 def train(request: Request) -> None:
     """Stage I or Stage II of one system, resumed from its last checkpoint."""
-    from moopd.trainers.assemble import assemble, training_task
-    from moopd.trainers.loop import train as run_training
+    from moopd.trainers.assemble import training_task
 
     assert request.system is not None
     task = training_task(
@@ -81,13 +85,31 @@ def train(request: Request) -> None:
     )
     base_ref = read_ref(request.input("base"))
     teachers = {name: read_ref(request.input(stage)) for name, stage in request.teachers.items()}
-    parts = assemble(request.scale, task, base_ref, teachers, _retriever(request))
-    result = run_training(task, parts, request.work, request.log)
+    result = _train_with(request, task, base_ref, teachers)
     for name, ref in (("best", result.best), ("last", result.last)):
         _copy_policy(Path(ref.path), request.out / name)
         values = {"system": ref.system, "step": ref.step, "sha256": ref.sha256}
         (request.out / f"{name}.json").write_text(json.dumps(values, sort_keys=True))
     (request.out / "history.json").write_text(json.dumps(result.history, sort_keys=True))
+
+
+def _train_with(
+    request: Request,
+    task: TrainingTask,
+    base_ref: CheckpointRef,
+    teachers: dict[str, CheckpointRef],
+) -> TrainingResult:
+    """The loop of this project on one device, or verl as a subprocess."""
+    scale, retriever = request.scale, _retriever(request)
+    if scale.training.trainer == "verl":
+        from moopd.trainers.verl_plugin.launch import train_stage
+
+        return train_stage(scale, task, base_ref, teachers, retriever, request.work, request.log)
+    from moopd.trainers.assemble import assemble
+    from moopd.trainers.loop import train as run_training
+
+    parts = assemble(scale, task, base_ref, teachers, retriever)
+    return run_training(task, parts, request.work, request.log)
 
 
 def freeze(request: Request) -> None:
@@ -206,7 +228,7 @@ def _questions(request: Request, split: str) -> list[Question]:
     return read_questions(request.input("prepare") / f"questions_{split}.jsonl")
 
 
-def _retriever(request: Request):  # type: ignore[no-untyped-def]
+def _retriever(request: Request) -> Retriever:
     from moopd.retrieval.build import open_retriever
 
     return open_retriever(request.scale.retrieval, request.input("index") / "index")

@@ -19,8 +19,20 @@ SOURCES: dict[Kind, tuple[str, ...]] = {
     "base": (*_TEAM, "moopd/data", "moopd/trainers"),
     "train": (*_TEAM, "moopd/data/normalize.py", "moopd/rl", "moopd/trainers"),
     "freeze": (*_CORE, "moopd/trainers/checkpoints.py"),
-    "evaluate": (*_TEAM, "moopd/evaluation/runner.py", "moopd/evaluation/records.py"),
-    "statistics": (*_CORE, "moopd/evaluation", "moopd/data/normalize.py"),
+    "evaluate": (
+        *_TEAM,
+        "moopd/evaluation/runner.py",
+        "moopd/evaluation/records.py",
+        "moopd/evaluation/journal.py",
+        "moopd/evaluation/attempts.py",
+    ),
+    "statistics": (
+        *_CORE,
+        "moopd/evaluation",
+        "moopd/data/normalize.py",
+        "moopd/roles/parsing.py",
+        "configs/flexible_extraction.yaml",
+    ),
     "report": (*_CORE, "moopd/evaluation"),
 }
 """Files and folders whose bytes are part of a stage's cache key."""
