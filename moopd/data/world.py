@@ -15,10 +15,8 @@ from itertools import combinations, product
 
 from moopd.config import WorldConfig
 from moopd.data import world_words as words
-from moopd.types import DATASETS, Passage, Question
+from moopd.types import Passage, Question
 
-TRAIN_SETS = ("nq", "hotpotqa")
-"""As in the paper: families of the other sets are never trained on by reinforcement."""
 PRACTICE_SETS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wiki")
 """Families of the warm start: three hops (musique) and bamboogle's chains are never trained."""
 
@@ -83,9 +81,9 @@ def build_world(config: WorldConfig) -> World:
     """The evaluated world of a seed. Raises ValueError with more entities than names."""
     per_set = config.test_per_dataset
     layout = {
-        "train": _Layout(0.6, TRAIN_SETS, config.num_train),
-        "dev": _Layout(0.15, DATASETS, config.num_dev),
-        "test": _Layout(0.25, DATASETS, per_set * len(DATASETS)),
+        "train": _Layout(0.6, _TRAIN_FAMILIES, config.num_train),
+        "dev": _Layout(0.15, _FAMILIES, config.num_dev),
+        "test": _Layout(0.25, _FAMILIES, per_set * len(_FAMILIES)),
     }
     return _build(config.seed, config.num_entities, layout, frozenset())
 
@@ -95,15 +93,21 @@ def practice_world(seed: int, num_entities: int, num_questions: int, avoid: Worl
 
     Its seed tree is apart from that of evaluated worlds, whatever their seeds.
     """
-    layout = {"train": _Layout(1.0, PRACTICE_SETS, num_questions)}
+    practised = {name: _FAMILIES[name] for name in PRACTICE_SETS}
+    layout = {"train": _Layout(1.0, practised, num_questions)}
     sentences = frozenset(passage.text for passage in avoid.passages)
     return _build(f"practice {seed}", num_entities, layout, sentences)
 
 
+Families = Mapping[str, Callable[["_Facts"], list[Iterator["_Draft"]]]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
+    """How much of the entities a split gets, and what is asked about them."""
+
     share: float
-    datasets: tuple[str, ...]
+    families: Families
     num_questions: int
 
 
@@ -230,7 +234,7 @@ def _same(a: Fact, b: Fact) -> str:
     return "yes" if a.value == b.value else "no"
 
 
-_FAMILIES: dict[str, Callable[[_Facts], list[Iterator[_Draft]]]] = {
+_FAMILIES: Families = {
     "nq": lambda f: [_one_hop(f, "director"), _one_hop(f, "birthplace"), _one_hop(f, "country")],
     "triviaqa": lambda f: [_one_hop(f, "producer"), _one_hop(f, "mayor")],
     "popqa": lambda f: [_one_hop(f, "year"), _one_hop(f, "occupation"), _one_hop(f, "nickname")],
@@ -251,23 +255,32 @@ _FAMILIES: dict[str, Callable[[_Facts], list[Iterator[_Draft]]]] = {
         _chain(f, "mayor_occupation", "mayor", "occupation"),
     ],
 }
-"""Dataset -> its question families."""
+"""Dataset -> its question families in development and test."""
+
+_ONE_HOP = tuple(words.SUBTASKS)
+_TRAIN_FAMILIES: Families = {
+    "nq": lambda f: [_one_hop(f, relation) for relation in _ONE_HOP],
+    "hotpotqa": lambda f: [*_FAMILIES["hotpotqa"](f), *_FAMILIES["2wiki"](f)],
+}
+"""Like the real ones, the two training sets cover many relations, comparisons and yes/no; three
+hops (musique) and the chains of bamboogle are never trained."""
 
 
 def _ask(
     split: str, facts: _Facts, layout: _Layout, rng: random.Random
 ) -> Iterator[tuple[Question, Plan]]:
-    total, num_sets = layout.num_questions, len(layout.datasets)
-    for place, dataset in enumerate(layout.datasets):
+    total, num_sets = layout.num_questions, len(layout.families)
+    for place, dataset in enumerate(layout.families):
         num = total * (place + 1) // num_sets - total * place // num_sets
-        for number, draft in enumerate(_drafts(facts, dataset, num, rng)):
+        drafts = _drafts(layout.families[dataset](facts), num, rng)
+        for number, draft in enumerate(drafts):
             yield _question(f"{dataset}-{split}-{number:04d}", dataset, draft, facts), draft.plan
 
 
-def _drafts(facts: _Facts, dataset: str, num: int, rng: random.Random) -> list[_Draft]:
+def _drafts(families: list[Iterator[_Draft]], num: int, rng: random.Random) -> list[_Draft]:
     """An even draw over the families of a set, and over the answers of yes/no families."""
     pools: list[list[_Draft]] = []
-    for drafts in _FAMILIES[dataset](facts):
+    for drafts in families:
         family = list(drafts)
         halves = [[d for d in family if d.plan.answer == answer] for answer in ("yes", "no")]
         for pool in halves if family and family[0].yes_no else [family]:
