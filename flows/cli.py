@@ -83,6 +83,8 @@ def _add_reading_commands(commands: argparse._SubParsersAction[argparse.Argument
 
 _PLAIN_COMMANDS = {
     "up": "Prefect server and MLflow page in the foreground, loopback only",
+    "deploy": "register the schedules of prefect.yaml with the running server",
+    "worker": "run what is scheduled, until a signal",
     "doctor": "what is installed, missing, full or blocked, and what to do",
     "report": "where the newest report is",
     "compare": "the link to the MLflow comparison page",

@@ -129,7 +129,22 @@ def _show_results(paths: dict[str, str], home: Home) -> None:
 def up(_options: argparse.Namespace) -> int:
     home = open_home()
     use_home(home)
+    os.environ.pop("PREFECT_API_URL", None)
     return servers.serve(home)
+
+
+def deploy(_options: argparse.Namespace) -> int:
+    """Work pool and all deployments of prefect.yaml, on the server that `moopd up` runs."""
+    use_home(open_home())
+    create = ["work-pool", "create", servers.POOL, "--type", "process", "--overwrite"]
+    return servers.prefect(open_home(), create) or servers.prefect(
+        open_home(), ["--no-prompt", "deploy", "--all"]
+    )
+
+
+def worker(_options: argparse.Namespace) -> int:
+    use_home(open_home())
+    return servers.prefect(open_home(), ["worker", "start", "--pool", servers.POOL])
 
 
 def track(_options: argparse.Namespace) -> int:

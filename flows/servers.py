@@ -12,11 +12,12 @@ import sys
 import time
 import urllib.request
 
-from tasks.home import Home
+from tasks.home import ROOT, Home
 
 HOST = "127.0.0.1"
 DEFAULTS = {"prefect": f"http://{HOST}:4200", "mlflow": f"http://{HOST}:5000"}
 _START_S = 120
+POOL = "moopd"
 
 
 def running(home: Home) -> dict[str, str]:
@@ -72,6 +73,17 @@ def serve(home: Home) -> int:
                 os.killpg(child.pid, signal.SIGTERM)
         for child in children:
             child.wait(timeout=20)
+
+
+def prefect(home: Home, arguments: list[str]) -> int:
+    """Prefect's own command against the running server, from the project's folder."""
+    address = running(home).get("prefect")
+    if address is None:
+        print("moopd: no server; expected one, start it with `moopd up`", file=sys.stderr)
+        return 2
+    environment = {**_quiet(), "PREFECT_API_URL": f"{address}/api", "MOOPD_HOME": str(home.root)}
+    command = [sys.executable, "-m", "prefect", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 def _quiet() -> dict[str, str]:
