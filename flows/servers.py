@@ -13,6 +13,7 @@ import time
 import urllib.request
 
 from tasks.home import ROOT, Home
+from tasks.worker import end_with_parent
 
 HOST = "127.0.0.1"
 DEFAULTS = {"prefect": f"http://{HOST}:4200", "mlflow": f"http://{HOST}:5000"}
@@ -46,6 +47,7 @@ def serve(home: Home) -> int:
 
     Mirror(home.mlflow)
     children = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         for name, command in commands.items():
             log = (home.root / f"{name}-server.log").open("ab")
@@ -55,6 +57,7 @@ def serve(home: Home) -> int:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
+                    preexec_fn=end_with_parent,
                     env=_quiet(),
                 )
             )
@@ -62,11 +65,13 @@ def serve(home: Home) -> int:
         home.server.write_text(json.dumps(addresses))
         for name, address in addresses.items():
             print(f"{name}: {address}", flush=True)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         while all(child.poll() is None for child in children):
             time.sleep(0.5)
         return 1
     finally:
+        # A second signal must not cut the clean-up short.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         home.server.unlink(missing_ok=True)
         for child in children:
             with contextlib.suppress(ProcessLookupError):

@@ -98,9 +98,14 @@ def read_request(path: Path) -> Request:
     )
 
 
-def die_with_parent(parent: int) -> None:
+def end_with_parent() -> None:
     """Ask the kernel to end this process when its parent goes, however it goes."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def die_with_parent(parent: int) -> None:
+    """The same for a parent that may be gone already."""
+    end_with_parent()
     if os.getppid() != parent:
         os._exit(1)
 
