@@ -58,7 +58,14 @@ class Request:
         )
         shown = [
             f"{name.split('/')[-1]} {metrics[name]:.3f}"
-            for name in ("dev/em", "train/em_any", "train/searches", "warm_start/loss")
+            for name in (
+                "dev/em",
+                "train/em_any",
+                "train/searches",
+                "warm_start/loss",
+                "critic/agreement",
+                "critic/adequate",
+            )
             if name in metrics
         ]
         self.say(f"step {step} {' '.join(shown)}")

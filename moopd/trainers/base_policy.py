@@ -13,15 +13,18 @@ from typing import Any
 from moopd.config import ConfigError, SamplingConfig, Scale
 from moopd.data.manifest import read_questions
 from moopd.data.world import World, build_world, practice_world
+from moopd.engines.local import LocalEngine
 from moopd.engines.models import load_policy
 from moopd.engines.tiny_model import build_tiny
 from moopd.retrieval.base import Retriever
 from moopd.retrieval.build import build_index, open_retriever
 from moopd.retrieval.corpus import find_corpus, read_passages
+from moopd.rl.critic import PolicyJudge
 from moopd.roles.prompts import Prompts
 from moopd.roles.render import Renderer
 from moopd.systems import BASE
 from moopd.trainers.checkpoints import reference, save_policy
+from moopd.trainers.critic_check import Agreement, critic_agreement
 from moopd.trainers.support_player import support_sequences
 from moopd.trainers.traces import TraceSequence
 from moopd.trainers.warm_start import warm_start
@@ -47,6 +50,8 @@ def build_base(
         else:
             traces = _support_traces(scale, teams, prepared, retriever, rng)
         warm_start(model, tokenizer.pad_token_id, traces, scale.warm_start, seed, log)
+    if scale.model.kind == "tiny" and scale.critic.kind == "base_model":
+        log(scale.warm_start.steps, _judge_check(scale, model, tokenizer, seed).metrics())
     save_policy(model, tokenizer, out)
     return reference(BASE, 0, out)
 
@@ -92,6 +97,22 @@ def _world_traces(
         for team in teams:
             traces += world_sequences(world, team, scale.warm_start.noise, own, rng)
     return traces
+
+
+def _judge_check(scale: Scale, model: Any, tokenizer: Any, seed: int) -> Agreement:
+    """The critic row's judge against the truth of a world it has not practised on."""
+    hierarchy = _teams(scale, tokenizer)[1]
+    judge = PolicyJudge(
+        LocalEngine(model, tokenizer), hierarchy.renderer, hierarchy.prompts, scale.workflow,
+        scale.critic,
+    )  # fmt: skip
+    world = practice_world(
+        derive_seed(scale.data.world.seed, 1, 0), scale.data.world.num_entities, 200,
+        build_world(scale.data.world),
+    )  # fmt: skip
+    with TemporaryDirectory() as folder:
+        retriever = _index_world(scale, world, Path(folder))
+        return critic_agreement(judge, world, hierarchy, retriever, scale.warm_start.noise, seed)
 
 
 def _index_world(scale: Scale, world: World, folder: Path) -> Retriever:
