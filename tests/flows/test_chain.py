@@ -1,0 +1,173 @@
+"""The whole chain at scale smoke through the command line, run once; then what users do with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tasks.home import ROOT
+
+
+@dataclass(frozen=True)
+class Shell:
+    """The `moopd` command with a home of its own."""
+
+    home: Path
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        done = subprocess.run(
+            self.command(*arguments), cwd=ROOT, env=self.environment(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=400, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout[-3000:]
+        return done.stdout
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "flows.cli", "--home", str(self.home), *arguments]
+
+    def environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MOOPD_"))}
+        return {**kept, "COLUMNS": "160"}
+
+    def artifact(self, stage: str) -> Path:
+        (path,) = (self.home / "artifacts" / stage.replace("/", "__")).glob("[!.]*")
+        return path
+
+    def digests(self) -> dict[str, str]:
+        """Content digest of every artifact."""
+        manifests = sorted((self.home / "artifacts").glob("*/[!.]*/artifact.json"))
+        return {path.parent.parent.name: json.loads(path.read_text())["sha256"]
+                for path in manifests}  # fmt: skip
+
+    def events(self) -> list[dict[str, object]]:
+        return [
+            json.loads(line)
+            for path in sorted((self.home / "journal").glob("*.jsonl"))
+            for line in path.read_text().splitlines()
+        ]
+
+    def executed(self, since: int) -> list[object]:
+        return [e["stage"] for e in self.events()[since:] if e["event"] == "stage_finished"]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A finished smoke chain of all eight rows, in a home with a space and accents."""
+    shell = Shell(tmp_path_factory.mktemp("état de fait"))
+    output = shell("run", "--scale", "smoke")
+    assert "Report:" in output and "compareRunsMode=CHART" in output
+    yield shell
+
+
+RUN = ("run", "--scale", "smoke")
+
+
+def test_the_chain_leaves_a_report_with_nine_rows(shell: Shell) -> None:
+    report = json.loads((shell.artifact("report") / "report.json").read_text())
+    assert len(report["systems"]) == 9
+    assert report["num_attempts"] == 4
+    html = (shell.artifact("report") / "report.html").read_text()
+    assert "MultiAgent-OPD" in html and "default-src 'none'" in html
+    assert "ERROR" not in shell("status")
+
+
+def test_a_second_run_finds_everything_cached_without_torch(shell: Shell) -> None:
+    since = len(shell.events())
+    code = (
+        "import sys\nfrom flows.cli import main\n"
+        f"status = main(['--home', {str(shell.home)!r}, 'run', '--scale', 'smoke'])\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy import'\n"
+        "sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=shell.environment(),
+                          capture_output=True, text=True, timeout=200, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert shell.executed(since) == []
+    cached = [e for e in shell.events()[since:] if e["event"] == "stage_cached"]
+    assert len(cached) == 3 + 2 * 6 + 9 + 2
+
+
+def test_plan_says_cached_then_names_the_facet_that_changed(shell: Shell) -> None:
+    assert "stale" not in shell("plan", "--scale", "smoke")
+    changed = shell("plan", "--scale", "smoke", "--set", "retrieval.top_k=2")
+    assert "config.retrieval.top_k: 3 -> 2" in changed
+
+
+def test_a_removed_artifact_is_recomputed_alone(shell: Shell) -> None:
+    before, since = shell.digests(), len(shell.events())
+    (shell.artifact("freeze/multiagent_opd") / "history.json").unlink()
+    shell(*RUN)
+    assert shell.executed(since) == ["freeze/multiagent_opd"]
+    assert shell.digests() == before
+    assert list((shell.home / "quarantine").iterdir())
+
+
+def test_force_runs_a_stage_again_and_equal_bytes_stop_there(shell: Shell) -> None:
+    before, since = shell.digests(), len(shell.events())
+    shell(*RUN, "--only", "evaluate/cmas_base", "--force", "evaluate/cmas_base")
+    assert shell.executed(since) == ["evaluate/cmas_base"]
+    assert shell.digests() == before
+
+
+def test_exit_codes(shell: Shell, tmp_path: Path) -> None:
+    assert "unknown system" in shell(*RUN, "--system", "nope", code=2)
+    assert "unknown key" in shell(*RUN, "--set", "training.lrr=1", code=2)
+    assert "no stage 'nope'" in shell(*RUN, "--only", "nope", code=2)
+    empty = Shell(tmp_path / "empty")
+    assert "missing upstream" in empty(*RUN, "--only", "train/cmas_rl", code=3)
+    (tmp_path / "file").write_text("")
+    started = time.monotonic()
+    assert "cannot be written" in Shell(tmp_path / "file" / "home")("status", code=2)
+    assert time.monotonic() - started < 10
+
+
+def test_the_team_answers_in_the_terminal(shell: Shell) -> None:
+    said = shell(
+        "ask", "who directed the film silver tower", "--scale", "smoke", "--system", "cmas_rl"
+    )
+    assert "Answer" in said and "environment steps" in said
+
+
+def test_records_are_scored_from_files_alone(shell: Shell) -> None:
+    (records,) = shell.artifact("evaluate/cmas_rl").glob("*.parquet")
+    questions = shell.artifact("prepare") / "questions_test.jsonl"
+    assert "C-MAS + RL" in shell("score", str(records), "--questions", str(questions))
+
+
+def test_kill_9_in_training_resumes_to_the_same_bytes(shell: Shell, tmp_path: Path) -> None:
+    """Killed twice: in Stage I and in an evaluation; final digests equal the undisturbed run's."""
+    other = Shell(tmp_path / "killed")
+    chain = (*RUN, "--system", "cmas_rl")
+    for marker in ('"stage": "train/cmas_rl"', '"stage_started"'):
+        process = subprocess.Popen(
+            other.command(*chain), cwd=ROOT, env=other.environment(), start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        _wait_for(other, marker, "metrics" if "train" in marker else "evaluate/cmas_rl")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    other("run", "--scale", "smoke", "--system", "cmas_rl")
+    ours, theirs = other.digests(), shell.digests()
+    for stage in ("prepare", "index", "base", "train__cmas_rl", "evaluate__cmas_rl"):
+        assert ours[stage] == theirs[stage], stage
+    states = [e["event"] for e in other.events() if e["event"] in ("run_lost", "run_finished")]
+    assert states.count("run_lost") == 2 and states[-1] == "run_finished"
+
+
+def _wait_for(shell: Shell, *words: str) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for path in (shell.home / "journal").glob("*.jsonl"):
+            if any(all(word in line for word in words) for line in path.open()):
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"no event with {words} within two minutes")
