@@ -169,7 +169,7 @@ def start_sglang(
         http: dict[str, Any] = {k: v for k, v in options.items() if k in _HTTP_OPTIONS}
         transport: Transport = HttpTransport(config.url, **http)
     else:
-        transport = InProcessTransport(model_path, server_options(options))
+        transport = InProcessTransport.start(model_path, server_options(options))
     shares_memory = bool(options.get("share_memory", False))
     return SGLangEngine(transport, decode, eos_token_id, shares_memory=shares_memory)
 

@@ -23,6 +23,8 @@ Body = dict[str, Any]
 NamedTensors = Iterable[tuple[str, Any]]
 
 _DEAD = "a worker of SGLang died (its log says why); run the step again with a fresh engine"
+CONTROL_TIMEOUT_S = 300.0
+"""For weight and memory calls; sampling may take as long as it takes."""
 _BUCKET_BYTES = 512 << 20
 _RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -151,14 +153,17 @@ class InProcessTransport:
 
     reports_versions = False
 
-    def __init__(self, model_path: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._dead = False
+        engine.loop.run_until_complete(self._attach())
+
+    @classmethod
+    def start(cls, model_path: str, options: Mapping[str, Any]) -> InProcessTransport:
         import sglang
 
-        self._dead = False
         try:
-            self._engine: Any = sglang.Engine(
-                model_path=model_path, skip_tokenizer_init=True, **options
-            )
+            return cls(sglang.Engine(model_path=model_path, skip_tokenizer_init=True, **options))
         except RuntimeError as error:
             raise EngineError(
                 f"SGLang did not start on {model_path}: {error}; see its log above"
@@ -167,7 +172,7 @@ class InProcessTransport:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         loop: asyncio.AbstractEventLoop = self._engine.loop
         try:
-            with self._watched():
+            with self._watched(timeout_s=None):
                 return loop.run_until_complete(work)
         finally:
             work.close()
@@ -211,22 +216,35 @@ class InProcessTransport:
         self._engine.shutdown()
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """The death of a worker ends what waits for it, as an EngineError.
+    def _watched(self, timeout_s: float | None = CONTROL_TIMEOUT_S) -> Iterator[None]:
+        """The death of a worker, or no reply at all, ends what waits for it, as an EngineError.
 
         SGLang's own handler would end this process too, and its control calls would wait forever.
         """
         if self._dead:
             raise EngineError(_DEAD)
-        if threading.current_thread() is threading.main_thread():
-            self._engine.tokenizer_manager.auto_create_handle_loop()
-            self._engine.loop.add_signal_handler(signal.SIGQUIT, self._die)
+        loop = self._engine.loop
+        alarm = None if timeout_s is None else loop.call_later(timeout_s, loop.stop)
         try:
             yield
         except RuntimeError as error:
             if self._dead:
                 raise EngineError(_DEAD) from error
+            if alarm is not None and alarm.when() <= loop.time():
+                raise EngineError(
+                    f"SGLang did not reply in {timeout_s:.0f} s; run the step again with a fresh "
+                    "engine"
+                ) from error
             raise
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+
+    async def _attach(self) -> None:
+        """Start SGLang's reader of replies here: outside its own loop it would wait elsewhere."""
+        self._engine.tokenizer_manager.auto_create_handle_loop()
+        if threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, self._die)
 
     def _die(self) -> None:
         self._dead = True

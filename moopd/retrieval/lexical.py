@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,7 @@ class LexicalRetriever:
     """BM25 over words; a passage that shares no word with the query is never a hit."""
 
     def __init__(self, folder: Path) -> None:
-        import bm25s
-
-        self._index: Any = bm25s.BM25.load(
+        self._index: Any = _bm25s().BM25.load(
             folder / _FOLDER, load_vocab=True, mmap=True, allow_pickle=False
         )
         self._store = PassageStore(folder, num_shards=1)
@@ -68,6 +67,20 @@ def _best(scores: NDArray[np.float32], top_k: int) -> NDArray[np.intp]:
     return candidates[np.lexsort((candidates, -scores[candidates]))][:top_k]
 
 
+def _bm25s() -> Any:
+    """bm25s tries JAX out when it is imported, and JAX takes three quarters of a GPU's memory."""
+    before = os.environ.get("JAX_PLATFORMS")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    try:
+        import bm25s
+    finally:
+        if before is None:
+            del os.environ["JAX_PLATFORMS"]
+        else:
+            os.environ["JAX_PLATFORMS"] = before
+    return bm25s
+
+
 def lexical_fingerprint() -> dict[str, Any]:
     return {"kind": "bm25", "version": 1, "method": "lucene", "k1": K1, "b": B}
 
@@ -81,8 +94,6 @@ def write_lexical(
     corpus_path: Path, corpus: CorpusSurvey, folder: Path, progress: Progress | None
 ) -> None:
     """Index a corpus. The vocabulary is numbered in order of appearance: stable bytes."""
-    import bm25s
-
     vocabulary: dict[str, int] = {}
     writer = PassageWriter(folder, 0)
     tokens: list[NDArray[np.int32]] = []
@@ -92,7 +103,7 @@ def write_lexical(
         ids = [vocabulary.setdefault(word, len(vocabulary)) for word in words]
         tokens.append(np.array(ids, np.int32))
     writer.close()
-    index = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
+    index = _bm25s().BM25(k1=K1, b=B, method="lucene", backend="numpy")
     index.index((tokens, vocabulary), create_empty_token=False, show_progress=False)
     index.save(folder / _FOLDER, allow_pickle=False, show_progress=False)
 

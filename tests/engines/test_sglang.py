@@ -8,6 +8,7 @@ weights is noticed; scores and greedy samples equal a forward pass of the same m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -186,30 +187,91 @@ def test_options_of_a_server_and_of_this_process_are_kept_apart() -> None:
     assert "share_memory" not in options
 
 
-class DyingEngine:
-    """What `InProcessTransport` needs of `sglang.Engine`; its worker dies during a request."""
+class FakeInProcess:
+    """`sglang.Engine` as far as `InProcessTransport` uses it, with its habits about event loops.
+
+    Replies are read by a task of whichever loop runs when the reader is first asked for; started
+    outside a running loop it belongs to a loop that nobody runs, and every call waits forever.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.tokenizer_manager = self
+        self.reader: asyncio.Task[None] | None = None
+        self.waiting: list[asyncio.Future[str]] = []
+        self.dies = False
 
-    def auto_create_handle_loop(self) -> None: ...
+    def auto_create_handle_loop(self) -> None:
+        if self.reader is None:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                loop = asyncio.new_event_loop()
+            self.reader = loop.create_task(self.read())
+
+    async def read(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            while self.waiting:
+                self.waiting.pop().set_result("done")
+
+    async def reply(self) -> None:
+        self.auto_create_handle_loop()
+        if self.dies:
+            os.kill(os.getpid(), signal.SIGQUIT)
+            await asyncio.sleep(60)
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        await asyncio.wait_for(self.waiting[-1], timeout=2)
 
     async def async_generate(self, **body: object) -> dict[str, object]:
-        os.kill(os.getpid(), signal.SIGQUIT)
-        await asyncio.sleep(60)
-        return {}
+        await self.reply()
+        entries = [[-0.5, 3, None], [-0.25, 4, None]]
+        return {"meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": entries}}
+
+    def update_weights_from_disk(self, path: str) -> tuple[bool, str]:
+        self.loop.run_until_complete(self.reply())
+        return True, path
+
+    def release_memory_occupation(self, tags: list[str]) -> None:
+        self.loop.run_until_complete(self.reply())
+
+    def shutdown(self) -> None:
+        assert self.reader is not None
+        self.reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            self.loop.run_until_complete(self.reader)
+        self.loop.close()
+
+
+def test_control_calls_before_the_first_request_get_their_replies() -> None:
+    engine = SGLangEngine(InProcessTransport(FakeInProcess()), TOKENIZER.decode, EOS)
+    engine.load_weights(CheckpointRef("base", 0, "somewhere", "0" * 64))
+    engine.sleep()
+    engine._asleep = False
+    [[completion]] = engine.generate([request()])
+    assert completion.token_ids == (3, 4)
+    engine.close()
+
+
+def test_a_control_call_without_reply_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeInProcess()
+    transport = InProcessTransport(fake)
+    monkeypatch.setattr(fake, "reply", lambda: asyncio.sleep(60))
+    with (
+        pytest.raises(EngineError, match="did not reply in 0 s"),
+        transport._watched(timeout_s=0.02),
+    ):
+        fake.release_memory_occupation(["kv_cache"])
 
 
 def test_a_dead_worker_in_this_process_is_an_engine_error_not_the_end_of_it() -> None:
-    transport = InProcessTransport.__new__(InProcessTransport)
-    transport._dead = False
-    transport._engine = DyingEngine()
-    engine = SGLangEngine(transport, TOKENIZER.decode, EOS)
-    for _ in range(2):
-        with pytest.raises(EngineError, match="a worker of SGLang died"):
-            engine.generate([request()])
-    transport._engine.loop.close()
+    fake = FakeInProcess()
+    engine = SGLangEngine(InProcessTransport(fake), TOKENIZER.decode, EOS)
+    fake.dies = True
+    with pytest.raises(EngineError, match="a worker of SGLang died"):
+        engine.load_weights(CheckpointRef("base", 0, "somewhere", "0" * 64))
+    with pytest.raises(EngineError, match="a worker of SGLang died"):
+        engine.generate([request()])
 
 
 def test_weights_travel_in_buckets_and_the_last_one_flushes() -> None:
