@@ -31,7 +31,7 @@ mini: setup      ## real questions, a real 135M model (MODEL=folder DATA=folder)
 	$(BIN)/moopd run --scale mini --set model.path="$(MODEL)" --set data.path="$(DATA)"
 
 test: setup lint ## lint, types, import rules and all tests (also what CI calls)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 lint: setup
 	$(BIN)/ruff check .
@@ -57,4 +57,4 @@ verl-test: setup verl-env  ## the real verl trainer on the CPU: Stage I, freeze,
 	$(BIN)/python -m pytest -m slow tests/trainers/verl_plugin
 
 clean:           ## forget all results (the environment stays)
-	rm -rf data/home
+	rm -rf data/home data/learn data/fault data/orchestration
