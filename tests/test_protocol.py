@@ -84,9 +84,9 @@ def test_a_teacher_that_is_not_trained_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_key_is_named_with_what_is_known(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("name: x\ntraining: {lrr: 1}\n")
-    with pytest.raises(ConfigError, match=r"unknown key 'training.lrr'; known here: .*\blr\b"):
+    with pytest.raises(ConfigError, match=r"unknown key 'training\.lrr'; known here: .*\blr\b"):
         load_scale(path)
-    with pytest.raises(ConfigError, match="expected section.key=value"):
+    with pytest.raises(ConfigError, match=r"expected section\.key=value"):
         load_scale(CONFIGS / "scale" / "tiny.yaml", ["training.lr"])
     with pytest.raises(ConfigError, match="no scale 'nope'"):
         load_scale(CONFIGS / "scale" / "nope.yaml")
