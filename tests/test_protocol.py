@@ -77,7 +77,7 @@ def test_a_teacher_that_is_not_trained_is_refused(tmp_path: Path) -> None:
         "a: {title: a, workflow: cascade}\n"
         "b: {title: b, workflow: hierarchy, train: {searcher: {kind: opd, teacher: a}}}\n"
     )
-    with pytest.raises(ValueError, X):
+    with pytest.raises(ValueError, match="teacher 'a', which is no trained system"):
         load_systems(path)
 
 
