@@ -43,6 +43,7 @@ def _add_pipeline_commands(commands: argparse._SubParsersAction[argparse.Argumen
     run.add_argument("--only", action="append", default=[], metavar="STAGE")
     run.add_argument("--from", dest="start", metavar="STAGE")
     run.add_argument("--force", action="append", default=[], metavar="STAGE")
+    run.add_argument("--verify", action="store_true", help="check the bytes of every cache hit")
     run.add_argument("--dry-run", action="store_true", help="the same as plan")
     run.set_defaults(command=_lazy("run"))
     plan = commands.add_parser("plan", help="what would run, and which facet changed")
@@ -64,6 +65,13 @@ def _add_reading_commands(commands: argparse._SubParsersAction[argparse.Argument
     ask.add_argument("question")
     _pipeline_options(ask)
     ask.set_defaults(command=_lazy("ask"))
+    compare = commands.add_parser("compare", help="rows side by side, and the comparison page")
+    compare.add_argument("rows", nargs="*", metavar="ROW")
+    compare.add_argument("--metric", default="avg", help="avg, pass, all or maj")
+    compare.set_defaults(command=_lazy("compare"))
+    report = commands.add_parser("report", help="where the newest report is")
+    report.add_argument("--render", metavar="FOLDER", help="write it anew from its results")
+    report.set_defaults(command=_lazy("report"))
     for name, text in _PLAIN_COMMANDS.items():
         commands.add_parser(name, help=text).set_defaults(command=_lazy(name))
     track = commands.add_parser("track", help="sync: bring MLflow up to the journal")
@@ -86,8 +94,7 @@ _PLAIN_COMMANDS = {
     "deploy": "register the schedules of prefect.yaml with the running server",
     "worker": "run what is scheduled, until a signal",
     "doctor": "what is installed, missing, full or blocked, and what to do",
-    "report": "where the newest report is",
-    "compare": "the link to the MLflow comparison page",
+    "ui": "where both pages are; starts them when they are not there",
 }
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
 from flows import servers
+from flows.selection import Selection
 from moopd.config import ConfigError
+from moopd.tracking import journal
+from tasks import artifacts
+from tasks.configuration import load_configuration, wanted_systems
 from tasks.home import Home, open_home
+from tasks.mirroring import comparison_path
+from tasks.stages import pipeline
 
 
 def use_home(home: Home) -> None:
@@ -21,9 +28,6 @@ def use_home(home: Home) -> None:
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("PREFECT_CLI_PROMPT", "false")
-    address = servers.running(home).get("prefect")
-    if address:
-        os.environ.setdefault("PREFECT_API_URL", f"{address}/api")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,12 +36,27 @@ def run(options: argparse.Namespace) -> int:
         return plan(options)
     home = open_home()
     use_home(home)
-    from flows.reproduce import raise_on_sigterm, reproduce
-    from tasks.execute import MissingInput
-
+    check_names(options)
     raise_on_sigterm()
+    with servers.api(home) as own_server:
+        return _run_flow(options, home, own_server)
+
+
+def check_names(options: argparse.Namespace) -> None:
+    """Configuration errors are said before anything starts."""
+    settings, rows = load_configuration(options.scale, options.set)
+    stages = pipeline(settings, rows, wanted_systems(settings, rows, options.system), options.seeds)
+    Selection(tuple(options.only), options.start, tuple(options.force)).wanted(stages)
+
+
+def _run_flow(options: argparse.Namespace, home: Home, own_server: bool) -> int:
+    from flows import prefect_state
+    from flows.reproduce import reproduce
+    from tasks.execute import MissingInput, finished_run
+
+    run_id = journal.new_run_id()
     try:
-        paths = reproduce(
+        paths = reproduce.with_options(flow_run_name=run_id)(
             scale=options.scale,
             systems=options.system or None,
             overrides=options.set,
@@ -45,7 +64,9 @@ def run(options: argparse.Namespace) -> int:
             only=options.only or None,
             start=options.start,
             force=options.force or None,
+            verify=options.verify,
             home=str(home.root),
+            run_id=run_id,
         )
     except MissingInput as error:
         print(f"moopd: {error}; run these stages first, or leave out --only", file=sys.stderr)
@@ -54,26 +75,21 @@ def run(options: argparse.Namespace) -> int:
         raise
     except Exception as error:
         print(f"moopd: {error}", file=sys.stderr)
-        mirror(home)
         return 1
+    finally:
+        if own_server:
+            prefect_state.wait_for_rows(*finished_run(run_id))
     _show_results(paths, home)
     return 0
 
 
-def mirror(home: Home) -> str:
-    """Bring MLflow up to the journal; the comparison page's path, empty when MLflow is away.
+def raise_on_sigterm() -> None:
+    """SIGTERM ends a command like Ctrl-C, so that children end and the journal is closed."""
 
-    Tracking never fails a run: what could not be mirrored is replayed by the next sync.
-    """
-    try:
-        from moopd.tracking.mlflow_mirror import Mirror
+    def handler(_number: int, _frame: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
 
-        store = Mirror(home.mlflow)
-        store.sync(home.journal)
-        return store.comparison_path()
-    except Exception as error:
-        print(f"moopd: MLflow is behind ({error}); `moopd track sync` catches up", file=sys.stderr)
-        return ""
+    signal.signal(signal.SIGTERM, handler)
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -109,20 +125,24 @@ def ask(options: argparse.Namespace) -> int:
 
 
 def _show_results(paths: dict[str, str], home: Home) -> None:
-    comparison = mirror(home)
-    if "statistics" not in paths or "report" not in paths:
-        return
-    from rich.console import Console
+    """The table of the paper, then the report and both pages."""
+    if "statistics" in paths and "report" in paths:
+        from rich.console import Console
 
-    from moopd.evaluation.results import read_results
-    from moopd.evaluation.score import print_results
+        from moopd.evaluation.results import read_results
+        from moopd.evaluation.score import print_results
 
-    print_results(read_results(Path(paths["statistics"]) / "results.json"), Console())
-    print(f"\nReport:  {paths['report']}/report.html")
-    addresses = servers.running(home) or servers.DEFAULTS
+        print_results(read_results(Path(paths["statistics"]) / "results.json"), Console())
+        print(f"\nReport:  {paths['report']}/report.html")
+    print_addresses(home)
+
+
+def print_addresses(home: Home) -> None:
+    there = servers.running(home)
+    addresses = {**servers.DEFAULTS, **there}
     print(f"Prefect: {addresses['prefect']}")
-    print(f"MLflow:  {addresses['mlflow']}{comparison}")
-    if not servers.running(home):
+    print(f"MLflow:  {addresses['mlflow']}{comparison_path(home)}")
+    if len(there) < len(addresses):
         print("         (open both pages with `moopd up`)")
 
 
@@ -130,7 +150,17 @@ def up(_options: argparse.Namespace) -> int:
     home = open_home()
     use_home(home)
     os.environ.pop("PREFECT_API_URL", None)
+    raise_on_sigterm()
     return servers.serve(home)
+
+
+def ui(options: argparse.Namespace) -> int:
+    """Where the pages are; starts them when they are not there."""
+    home = open_home()
+    if len(servers.running(home)) < len(servers.DEFAULTS):
+        return up(options)
+    print_addresses(home)
+    return 0
 
 
 def deploy(_options: argparse.Namespace) -> int:
@@ -148,24 +178,43 @@ def worker(_options: argparse.Namespace) -> int:
 
 
 def track(_options: argparse.Namespace) -> int:
+    """Mark what was lost, then bring MLflow up to the journal."""
     from moopd.tracking.mlflow_mirror import Mirror
 
     home = open_home()
+    journal.reap(home.journal)
     print(f"{Mirror(home.mlflow).sync(home.journal)} events taken over into {home.mlflow}")
     return 0
 
 
-def compare(_options: argparse.Namespace) -> int:
+def compare(options: argparse.Namespace) -> int:
+    """Rows side by side with their paired differences, and the page that draws them."""
+    from flows.comparing import print_comparison
+
     home = open_home()
-    addresses = servers.running(home) or servers.DEFAULTS
-    print(f"{addresses['mlflow']}{mirror(home)}")
+    found = artifacts.previous(home, "statistics")
+    if found is None:
+        print("moopd: no results yet; expected some after `moopd run`", file=sys.stderr)
+        return 3
+    print_comparison(Path(found.ref.path) / "results.json", options.rows, options.metric)
+    print_addresses(home)
     return 0
 
 
-def report(_options: argparse.Namespace) -> int:
-    from tasks.artifacts import previous
+def report(options: argparse.Namespace) -> int:
+    """Where the newest report is; --render writes it anew from its results."""
+    home = open_home()
+    results = artifacts.previous(home, "statistics")
+    if options.render and results is not None:
+        from moopd.evaluation.report import write_report
+        from moopd.evaluation.results import read_results
 
-    found = previous(open_home(), "report")
+        folder = Path(options.render)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_report(read_results(Path(results.ref.path) / "results.json"), folder)
+        print(f"{folder / 'report.html'}")
+        return 0
+    found = artifacts.previous(home, "report")
     if found is None:
         print("moopd: no report yet; expected one after `moopd run`", file=sys.stderr)
         return 3
@@ -178,7 +227,6 @@ def retrieve(options: argparse.Namespace) -> int:
     from flows.ask import pipeline_artifacts
     from moopd.retrieval.build import open_index
     from moopd.retrieval.server import serve
-    from tasks.configuration import load_configuration
 
     settings, rows = load_configuration(options.scale, options.set)
     found = pipeline_artifacts(settings, rows, "index", open_home())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -50,13 +51,38 @@ def _state(stage: Stage, refs: dict[str, ArtifactRef], home: Home) -> tuple[str,
 
 
 def print_status(home: Home) -> None:
-    table = Table("run", "scale", "state", "stages", "seconds")
+    """The last 20 runs: lost ones are those whose process went without a word."""
+    table = Table("run", "scale", "state", "computed", "cached", "seconds", "stage")
     for run in journal.runs(home.journal)[-20:]:
         events = list(journal.read(home.journal / f"{run}.jsonl"))
-        if not events:
-            continue
-        state = journal.state_of(events, journal.is_alive(home.journal, run))
-        done = sum(event["event"] in ("stage_finished", "stage_cached") for event in events)
-        seconds = events[-1]["time"] - events[0]["time"]
-        table.add_row(run, events[0]["scale"]["name"], state, str(done), f"{seconds:.0f}")
+        if events:
+            table.add_row(run, *_status(events, journal.is_alive(home.journal, run)))
     Console().print(table)
+
+
+def _status(events: list[journal.Event], alive: bool) -> tuple[str, ...]:
+    state = journal.state_of(events, alive)
+    stages = {name: _stages(events, f"stage_{name}") for name in _STAGE_EVENTS}
+    open_ = stages["started"] - stages["finished"]
+    end = time.time() if state == "running" else _last_word(events)
+    return (
+        str(events[0].get("scale", {}).get("name", "?")),
+        state,
+        str(len(stages["finished"])),
+        str(len(stages["cached"])),
+        f"{end - events[0]['time']:.0f}",
+        "" if state == "finished" else ", ".join(sorted(open_ - stages["cached"])),
+    )
+
+
+_STAGE_EVENTS = ("started", "finished", "cached")
+
+
+def _stages(events: list[journal.Event], kind: str) -> set[str]:
+    return {event["stage"] for event in events if event["event"] == kind}
+
+
+def _last_word(events: list[journal.Event]) -> float:
+    """A lost run lasted until its last own event, not until it was found."""
+    own = [event["time"] for event in events if event["event"] != "run_lost"]
+    return float(own[-1])

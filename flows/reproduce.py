@@ -3,67 +3,41 @@
 from __future__ import annotations
 
 import os
-import signal
+import platform
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows import prefect_state
+from flows.failures import write_failures
+from flows.selection import Selection
 from moopd.config import Scale
 from moopd.systems import System
 from moopd.tracking import journal
 from moopd.types import ArtifactRef
 from tasks import artifacts
 from tasks.configuration import load_configuration, wanted_systems
-from tasks.execute import MissingInput, Run, StageError, register, stage_result
+from tasks.execute import MissingInput, Pending, Run, register, stage_result
 from tasks.home import Home, open_home
-from tasks.keys import facets, key_of
+from tasks.keys import environment, facets, key_of
+from tasks.mirroring import Mirroring
+from tasks.progress import progress_for_stderr
 from tasks.stages import Stage, levels, pipeline
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which stages of the pipeline a run touches; the rest must be there already."""
-
-    only: tuple[str, ...] = ()
-    start: str | None = None
-    force: tuple[str, ...] = ()
-
-    def wanted(self, stages: Sequence[Stage]) -> list[Stage]:
-        """Raises ValueError for a stage that the pipeline does not have."""
-        names = [stage.name for stage in stages]
-        for name in (*self.only, *self.force, *([self.start] if self.start else [])):
-            if not any(matches(known, name) for known in names):
-                raise ValueError(f"no stage {name!r}; known: {', '.join(names)}")
-        if self.only:
-            return [s for s in stages if any(matches(s.name, name) for name in self.only)]
-        if self.start:
-            first = next(n for n, s in enumerate(stages) if matches(s.name, self.start))
-            return list(stages[first:])
-        return list(stages)
-
-    def forced(self, stage: Stage) -> bool:
-        return any(matches(stage.name, name) for name in self.force)
-
-
-def matches(stage: str, asked: str) -> bool:
-    """`train` means every training stage, `train/cmas_rl` that one."""
-    return stage == asked or stage.startswith(f"{asked}/")
-
 
 _WORKERS = int(os.environ.get("MOOPD_WORKERS", "2"))
 """Stages that run side by side; each is one process with the scale's number of threads."""
 
 
-@flow(
-    name="reproduce",
-    task_runner=ThreadPoolTaskRunner(max_workers=_WORKERS),  # type: ignore[arg-type]
-    validate_parameters=False,
-)
+task_runner: Any = ThreadPoolTaskRunner(max_workers=_WORKERS)
+
+
+@flow(name="reproduce", task_runner=task_runner, validate_parameters=False)
 def reproduce(
     scale: str = "tiny",
     systems: list[str] | None = None,
@@ -72,7 +46,9 @@ def reproduce(
     only: list[str] | None = None,
     start: str | None = None,
     force: list[str] | None = None,
+    verify: bool = False,
     home: str | None = None,
+    run_id: str | None = None,
 ) -> dict[str, str]:
     """Every stage that is wanted, in order of need; returns stage -> artifact path.
 
@@ -81,7 +57,8 @@ def reproduce(
     settings, rows = load_configuration(scale, overrides or [])
     stages = pipeline(settings, rows, wanted_systems(settings, rows, systems), seeds)
     selection = Selection(tuple(only or ()), start, tuple(force or ()))
-    with open_run(open_home(home), settings, rows) as run:
+    with open_run(open_home(home), settings, rows, run_id, verify=verify) as run:
+        run.progress.total(len(selection.wanted(stages)))
         refs = execute(run, stages, selection)
     return {name: ref.path for name, ref in refs.items()}
 
@@ -93,60 +70,81 @@ def execute(run: Run, stages: Sequence[Stage], selection: Selection) -> dict[str
     for level in levels(stages):
         for stage in level:
             if stage.name not in chosen:
-                refs |= _existing(run.home, stage, refs)
+                refs |= _existing(run, stage, refs)
         ready = [s for s in level if s.name in chosen]
         missing = sorted({n for s in ready for n in s.needs if n not in refs})
         if missing:
             raise MissingInput(missing)
-        futures = [(s, stage_result(run, s, refs, force=selection.forced(s))) for s in ready]
-        refs |= _gather(futures)
+        refs |= _gather([stage_result(run, s, refs, force=selection.forced(s)) for s in ready])
     return refs
 
 
 @contextmanager
-def open_run(home: Home, scale: Scale, systems: dict[str, System]) -> Iterator[Run]:
+def open_run(
+    home: Home,
+    scale: Scale,
+    systems: dict[str, System],
+    run_id: str | None = None,
+    *,
+    verify: bool = False,
+) -> Iterator[Run]:
     """A journalled run under the home's lock; lost runs before it are marked first."""
-    journal.reap(home.journal)
-    run_id = os.environ.get("MOOPD_RUN_ID") or journal.new_run_id()
+    run_id = run_id or journal.new_run_id()
     book = journal.Journal(home.journal, run_id)
-    run = Run(run_id, home, scale, systems, book)
+    mirroring = Mirroring(home)
+    run = Run(
+        run_id, home, scale, systems, book, mirroring, flow_run.id, progress_for_stderr(),
+        verify=verify,
+    )  # fmt: skip
     register(run)
     with journal.hold(home.journal, run_id):
         book.write(
             "run_started", run=run_id, scale=scale.model_dump(mode="json"), pid=os.getpid(),
-            systems=list(systems), commit=_commit(),
+            systems=list(systems), commit=_commit(), flow_run=flow_run.id,
+            environment={**environment(), "python": platform.python_version(),
+                         "machine": platform.machine(), "host": platform.node()},
         )  # fmt: skip
+        journal.reap(home.journal)
+        prefect_state.reap(home, flow_run.id)
         state = "failed"
         try:
             yield run
             state = "finished"
-        except (KeyboardInterrupt, SystemExit):
+        except Exception:
+            raise
+        except BaseException:
             state = "cancelled"
             raise
         finally:
-            run.end_children()
+            run.children.close()
+            run.progress.close()
             book.write("run_finished", state=state)
+            page = write_failures(home, run_id) if state == "failed" else None
+            if page:
+                print(f"moopd: what failed, and why: {page}", file=sys.stderr)
+            mirroring.finish(_CANCELLED_S if state == "cancelled" else _FINISHED_S)
 
 
-def _existing(home: Home, stage: Stage, refs: dict[str, ArtifactRef]) -> dict[str, ArtifactRef]:
+_FINISHED_S, _CANCELLED_S = 120.0, 5.0
+"""How long the end of a run waits for MLflow."""
+
+
+def _existing(run: Run, stage: Stage, refs: dict[str, ArtifactRef]) -> dict[str, ArtifactRef]:
     """The artifact of a stage that is not to run: the one that fits, if there is one."""
     if any(need not in refs for need in stage.needs):
         return {}
-    found = artifacts.find(home, stage.name, key_of(facets(stage, refs)))
+    key = key_of(facets(stage, refs))
+    found = artifacts.find(run.home, stage.name, key, deep=run.verify)
     return {} if found is None else {stage.name: found.ref}
 
 
-def _gather(futures: Sequence[tuple[Stage, Any]]) -> dict[str, ArtifactRef]:
+def _gather(pending: Sequence[Pending]) -> dict[str, ArtifactRef]:
     """Wait for all of a level before the first failure is raised, so that nothing is half done."""
     refs: dict[str, ArtifactRef] = {}
     failure: Exception | None = None
-    for stage, future in futures:
+    for one in pending:
         try:
-            ref = ArtifactRef(**future.result())
-            problem = artifacts.verify(ref)
-            if problem is not None:
-                raise StageError(problem)
-            refs[stage.name] = ref
+            refs[one.stage.name] = one.result()
         except Exception as error:
             failure = failure or error
     if failure is not None:
@@ -163,12 +161,3 @@ def _commit() -> str:
         return ref.read_text().strip() if text.startswith("ref: ") else text
     except OSError:
         return ""
-
-
-def raise_on_sigterm() -> None:
-    """SIGTERM ends the run like Ctrl-C, so that children end and the journal is closed."""
-
-    def handler(_number: int, _frame: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, handler)

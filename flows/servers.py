@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -11,7 +12,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator, Sequence
 
+from moopd.config import ConfigError
+from tasks.children import end_group
 from tasks.home import ROOT, Home
 from tasks.worker import end_with_parent
 
@@ -22,17 +26,65 @@ POOL = "moopd"
 
 
 def running(home: Home) -> dict[str, str]:
-    """Addresses of servers that `moopd up` runs for this home now; empty when there are none."""
+    """Addresses of servers that `moopd up` runs for this home and that answer now."""
     try:
         addresses: dict[str, str] = json.loads(home.server.read_text())
     except (OSError, ValueError):
         return {}
-    alive = all(_answers(address) for address in addresses.values())
-    return addresses if alive else {}
+    return {name: address for name, address in addresses.items() if _answers(name, address)}
+
+
+@contextlib.contextmanager
+def api(home: Home) -> Iterator[bool]:
+    """A Prefect API for one command; True when it is a server of our own that ends with us.
+
+    Prefect's own temporary server would outlive a kill -9, and several on a fresh home would race
+    for its database.
+    """
+    address = running(home).get("prefect")
+    if os.environ.get("PREFECT_API_URL") or address:
+        os.environ.setdefault("PREFECT_API_URL", f"{address}/api")
+        yield False
+        return
+    address = f"http://{HOST}:{_free_port(0)}"
+    # Before the import: Prefect reads its settings once.
+    os.environ["PREFECT_API_URL"] = f"{address}/api"
+    with (home.prefect / "start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        server = _temporary_server(home, address)
+        try:
+            import prefect  # noqa: F401  (takes as long as the server needs to come up)
+
+            _wait({"prefect": address}, [server])
+        except BaseException:
+            end_group(server)
+            raise
+    try:
+        yield True
+    finally:
+        del os.environ["PREFECT_API_URL"]
+        end_group(server)
+
+
+def _temporary_server(home: Home, address: str) -> subprocess.Popen[bytes]:
+    """Without page, scheduler and the like."""
+    light = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
+    with (home.root / "prefect-server.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app",
+             "--host", HOST, "--port", address.rpartition(":")[2], "--log-level", "error",
+             "--lifespan", "on"],
+            stdout=log, stderr=log, start_new_session=True, preexec_fn=end_with_parent,
+            env={**_quiet(), **light, "PREFECT__SERVER_FINAL": "1"},
+        )  # fmt: skip
 
 
 def serve(home: Home) -> int:
     """Run both servers until a signal; prints their addresses once they answer."""
+    there = running(home)
+    if there:
+        print(f"moopd: servers of this home run already: {', '.join(there.values())}")
+        return 0
     ports = {"prefect": _free_port(4200), "mlflow": _free_port(5000)}
     addresses = {name: f"http://{HOST}:{port}" for name, port in ports.items()}
     commands = {
@@ -61,7 +113,7 @@ def serve(home: Home) -> int:
                     env=_quiet(),
                 )
             )
-        _wait(addresses)
+        _wait(addresses, children)
         home.server.write_text(json.dumps(addresses))
         for name, address in addresses.items():
             print(f"{name}: {address}", flush=True)
@@ -74,10 +126,7 @@ def serve(home: Home) -> int:
             signal.signal(number, signal.SIG_IGN)
         home.server.unlink(missing_ok=True)
         for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGTERM)
-        for child in children:
-            child.wait(timeout=20)
+            end_group(child, grace_s=15)
 
 
 def prefect(home: Home, arguments: list[str]) -> int:
@@ -95,24 +144,25 @@ def _quiet() -> dict[str, str]:
     return {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 
 
-def _wait(addresses: dict[str, str]) -> None:
+def _wait(addresses: dict[str, str], servers: Sequence[subprocess.Popen[bytes]]) -> None:
     deadline = time.monotonic() + _START_S
-    while not all(_answers(address) for address in addresses.values()):
+    while not all(_answers(name, address) for name, address in addresses.items()):
+        if any(server.poll() is not None for server in servers):
+            raise ConfigError("a server ended at its start; expected an answer, see *-server.log")
         if time.monotonic() > deadline:
-            raise ValueError(f"servers did not answer in {_START_S} s; see the logs in the home")
-        time.sleep(0.5)
+            raise ConfigError(f"servers did not answer in {_START_S} s; see *-server.log")
+        time.sleep(0.1)
 
 
-def _answers(address: str) -> bool:
-    path = "/api/health" if address.endswith(":4200") else "/health"
-    for candidate in (path, "/api/health", "/health"):
-        try:
-            with urllib.request.urlopen(address + candidate, timeout=2) as response:
-                if response.status == 200:
-                    return True
-        except OSError:
-            continue
-    return False
+_HEALTH = {"prefect": "/api/health", "mlflow": "/health"}
+
+
+def _answers(name: str, address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address + _HEALTH[name], timeout=2) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
 
 
 def _free_port(preferred: int) -> int:

@@ -39,8 +39,11 @@ def final_path(home: Home, stage: str, key: str) -> Path:
 
 
 def temporary_path(home: Home, stage: str, key: str) -> Path:
-    path = home.artifacts / stage_folder(stage) / f".{key[:16]}.{os.getpid()}.tmp"
-    shutil.rmtree(path, ignore_errors=True)
+    """An empty folder beside the final one. The caller holds the lock: older ones are dead."""
+    folder = home.artifacts / stage_folder(stage)
+    for left in folder.glob(f".{key[:16]}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+    path = folder / f".{key[:16]}.{os.getpid()}.tmp"
     path.mkdir(parents=True)
     return path
 
@@ -86,10 +89,12 @@ def verify(ref: ArtifactRef, *, deep: bool = False) -> str | None:
     return None
 
 
-def find(home: Home, stage: str, key: str) -> Artifact | None:
+def find(home: Home, stage: str, key: str, *, deep: bool = False) -> Artifact | None:
     """The artifact of a key, if it is there and whole."""
     artifact = _read(final_path(home, stage, key))
-    return artifact if artifact is not None and verify(artifact.ref) is None else None
+    if artifact is None or verify(artifact.ref, deep=deep) is not None:
+        return None
+    return artifact
 
 
 def previous(home: Home, stage: str) -> Artifact | None:

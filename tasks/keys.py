@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from moopd.config import ConfigError
 from moopd.types import ArtifactRef
 from tasks.home import ROOT
 from tasks.stages import SOURCES, VERSIONS, Stage
@@ -49,19 +50,40 @@ def changed(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> I
 
 
 def input_files(stage: Stage) -> dict[str, str]:
-    """Digests of the files from outside that a stage reads; unreadable input is an error here."""
-    data = stage.reads.get("data", {})
+    """Digests of the files from outside that a stage reads, by name.
+
+    Raises ConfigError for input that cannot be read: it is never taken for something else.
+    """
+    data, model = stage.reads.get("data", {}), stage.reads.get("model", {})
     files: dict[str, str] = {}
-    if stage.kind == "prepare" and data.get("source") == "files" and data.get("path"):
-        folder = Path(data["path"])
-        for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
-            if path.is_file():
-                files[path.name] = _file_digest(str(path), path.stat().st_mtime_ns)
-    model = stage.reads.get("model", {})
-    if stage.kind == "base" and model.get("path") and Path(model["path"]).is_file():
-        path = Path(model["path"])
-        files[path.name] = _file_digest(str(path), path.stat().st_mtime_ns)
+    if stage.kind == "prepare" and data.get("source") == "files":
+        if data.get("path"):
+            files |= _digests(Path(data["path"]), needed=True)
+        if data.get("corpus"):
+            files |= _digests(Path(data["corpus"]), needed=True)
+    if stage.kind == "base" and model.get("path"):
+        files |= _digests(Path(model["path"]), needed=False)
     return files
+
+
+def _digests(path: Path, *, needed: bool) -> dict[str, str]:
+    """Every file under a path; a name that is no path (a hub name) has none."""
+    if not path.exists() and not needed:
+        return {}
+    try:
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        base = path if path.is_dir() else path.parent
+        return {
+            str(file.relative_to(base)): _file_digest(str(file), file.stat().st_mtime_ns)
+            for file in found
+            if not file.is_dir()
+        }
+    except OSError as error:
+        place = error.filename or path
+        raise ConfigError(
+            f"got an unreadable {place} ({error.strerror}); expected a file or folder to read: "
+            "check data.path, data.corpus and model.path"
+        ) from None
 
 
 @lru_cache(maxsize=256)

@@ -69,6 +69,8 @@ class Request:
             if name in metrics
         ]
         self.say(f"step {step} {' '.join(shown)}")
+        if metrics.get("dev/search_collapse"):
+            self.say(f"ALARM at step {step}: workflows have stopped searching")
 
     def say(self, text: str) -> None:
         print(f"{self.stage}: {text}", flush=True)

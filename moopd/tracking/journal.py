@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,13 +53,40 @@ def hold(folder: Path, run: str) -> IO[str]:
 def read(path: Path) -> Iterator[Event]:
     """Events in order; a torn line is skipped."""
     with path.open("rb") as stream:
-        for line in stream:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                yield event
+        yield from _events(stream)
+
+
+def read_from(path: Path, offset: int) -> tuple[list[Event], int]:
+    """Events after a byte offset, and the offset after the last whole line."""
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        data = stream.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    return list(_events(whole.splitlines())), offset + len(whole)
+
+
+def first(path: Path) -> Event:
+    """The event that a run began with; empty when there is none yet."""
+    return next(read(path), {})
+
+
+def has_ended(path: Path) -> bool:
+    """Whether the run said its last word; looks at the end of the file first."""
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - 4096))
+        if any(event["event"] in FINAL for event in _events(stream)):
+            return True
+    return any(event["event"] in FINAL for event in read(path))
+
+
+def _events(lines: Iterable[bytes]) -> Iterator[Event]:
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            yield event
 
 
 def runs(folder: Path) -> list[str]:
@@ -85,7 +112,7 @@ def reap(folder: Path) -> list[str]:
     lost = []
     for run in runs(folder):
         path = folder / f"{run}.jsonl"
-        if any(event["event"] in FINAL for event in read(path)) or is_alive(folder, run):
+        if is_alive(folder, run) or has_ended(path):
             continue
         Journal(folder, run).write("run_lost")
         lost.append(run)
