@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from moopd.rl.rewards import candidate_scores, team_outcome
@@ -31,6 +31,19 @@ def behaviour(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         ),
         **{f"malformed_{role}": _malformed(trajectories, role) for role in _ROLES},
     }
+
+
+_COLLAPSED = 0.5
+_SEARCHING = 0.2
+
+
+def search_collapsed(history: Sequence[Mapping[str, float]]) -> bool:
+    """The alarm of section A.5: most workflows stopped searching although nearly all once did.
+
+    Reads `dev/no_search` of the validations so far; completion says nothing of this failure.
+    """
+    shares = [entry["dev/no_search"] for entry in history if "dev/no_search" in entry]
+    return bool(shares) and shares[-1] >= _COLLAPSED and min(shares) <= _SEARCHING
 
 
 _ROLES = (Role.LEADER, Role.SEARCHER, Role.ANSWERER)

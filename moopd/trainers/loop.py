@@ -25,7 +25,7 @@ from moopd.roles.render import Renderer
 from moopd.systems import System, TrainRow
 from moopd.trainers import checkpoints
 from moopd.trainers.base import Trainer
-from moopd.trainers.behaviour import behaviour
+from moopd.trainers.behaviour import behaviour, search_collapsed
 from moopd.trainers.checkpoints import TrainingState
 from moopd.types import CheckpointRef, Question, Trajectory
 from moopd.workflows.rollout import Job, Team, derive_seed, run_workflows
@@ -244,6 +244,8 @@ def _validate(
     task: TrainingTask, parts: TrainingParts, state: TrainingState, work: Path, log: Log
 ) -> TrainingState:
     metrics = _validation_metrics(task, parts)
+    alarm = search_collapsed([*state.history, metrics])
+    metrics["dev/search_collapse"] = float(alarm)
     log(state.step, metrics)
     last = {**state.history[-1], **metrics}
     state = replace(state, history=(*state.history[:-1], last))
