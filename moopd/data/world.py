@@ -78,7 +78,10 @@ class _Facts:
 
 
 def build_world(config: WorldConfig) -> World:
-    """The evaluated world of a seed. Raises ValueError with more entities than names."""
+    """The evaluated world of a seed; a set gets fewer questions where its entities give no more.
+
+    Raises ValueError with more entities than names, or too few for three splits.
+    """
     per_set = config.test_per_dataset
     layout = {
         "train": _Layout(0.6, _TRAIN_FAMILIES, config.num_train),
@@ -141,7 +144,13 @@ def _entities(num: int, layout: Mapping[str, _Layout], rng: random.Random) -> di
     start = 0.0
     for name, split in layout.items():
         cut = partial(_cut, start, start + split.share)
-        parts[name] = _Facts(cut(films), cut(persons), cut(cities))
+        parts[name] = part = _Facts(cut(films), cut(persons), cut(cities))
+        if not (part.films and part.persons and part.cities):
+            raise ValueError(
+                f"world of {num} entities leaves {name} {len(part.films)} films, "
+                f"{len(part.persons)} persons and {len(part.cities)} cities; expected at least "
+                "one of each, so raise num_entities"
+            )
         start += split.share
     return parts
 

@@ -79,3 +79,21 @@ def test_same_seed_same_world_and_too_many_entities_are_refused() -> None:
     assert build_world(CONFIG.model_copy(update={"seed": 6})).passages != WORLD.passages
     with pytest.raises(ValueError, match="lower the size"):
         build_world(CONFIG.model_copy(update={"num_entities": 5000}))
+
+
+def test_a_world_too_small_for_three_splits_is_refused_with_the_numbers() -> None:
+    # 30 entities have 6 cities; those of dev go from round(0.6 x 6) = 4 to round(0.75 x 6) = 4.
+    with pytest.raises(ValueError, match="leaves dev 2 films, 2 persons and 0 cities"):
+        build_world(CONFIG.model_copy(update={"num_entities": 30}))
+
+
+def test_no_question_is_asked_twice_within_or_across_splits() -> None:
+    texts = [question.text for split in WORLD.questions.values() for question in split]
+    assert len(texts) == len(set(texts))
+
+
+def test_near_duplicates_crowd_a_search() -> None:
+    titles = [p.title for p in WORLD.passages if "was directed by" in p.text]
+    words = [set(title.split()) for title in titles]
+    crowded = [sum(bool(a & b) for b in words) > 3 for a in words]
+    assert sum(crowded) / len(crowded) > 0.9
