@@ -20,6 +20,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import State, StateType
+from prefect.events.worker import EventsWorker
 from prefect.states import Crashed
 
 from moopd.tracking import journal
@@ -35,6 +36,7 @@ def wait_for_rows(flow_run: str | None, num_tasks: int, timeout_s: float = 10.0)
     if flow_run is None:
         return True
     deadline = time.monotonic() + timeout_s
+    EventsWorker.drain_all(timeout=timeout_s)
     with get_client(sync_client=True) as client:
         while time.monotonic() < deadline:
             if _final_rows(client, flow_run) >= num_tasks:

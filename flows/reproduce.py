@@ -122,7 +122,8 @@ def open_run(
             page = write_failures(home, run_id) if state == "failed" else None
             if page:
                 print(f"moopd: what failed, and why: {page}", file=sys.stderr)
-            mirroring.finish(_CANCELLED_S if state == "cancelled" else _FINISHED_S)
+            cancelled = state == "cancelled"
+            mirroring.finish(_CANCELLED_S if cancelled else _FINISHED_S, quiet=cancelled)
 
 
 _FINISHED_S, _CANCELLED_S = 120.0, 5.0

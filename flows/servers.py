@@ -49,6 +49,8 @@ def api(home: Home) -> Iterator[bool]:
     address = f"http://{HOST}:{_free_port(0)}"
     # Before the import: Prefect reads its settings once.
     os.environ["PREFECT_API_URL"] = f"{address}/api"
+    # Lines of the log stay in the home; a process that ends late would wait for this server.
+    os.environ.setdefault("PREFECT_LOGGING_TO_API_ENABLED", "false")
     with (home.prefect / "start.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         server = _temporary_server(home, address)

@@ -11,8 +11,6 @@ import threading
 
 from tasks.home import ROOT, Home
 
-_FINISH_S = 120.0
-
 
 class Mirroring:
     """Started by the first poke. The process follows on its own when this one is killed."""
@@ -31,7 +29,7 @@ class Mirroring:
             self._process.stdin.write(b"\n")
             self._process.stdin.flush()
 
-    def finish(self, timeout_s: float = _FINISH_S) -> None:
+    def finish(self, timeout_s: float, *, quiet: bool = False) -> None:
         """Take over the rest. What cannot be mirrored is said once and left to the next sync."""
         self.poke()
         process = self._process
@@ -47,7 +45,10 @@ class Mirroring:
                 problem = f"it did not answer in {timeout_s:.0f} s"
             except (OSError, ValueError) as error:
                 problem = str(error)
-        sys.stderr.write(f"moopd: MLflow is behind ({problem}); `moopd track sync` catches up\n")
+        if not quiet:
+            sys.stderr.write(
+                f"moopd: MLflow is behind ({problem}); `moopd track sync` catches up\n"
+            )
 
     def _start(self) -> subprocess.Popen[bytes]:
         # A group of its own: Ctrl-C in a terminal must not cut the last events off.

@@ -77,6 +77,7 @@ class _Replay:
         self._run = run
         self._head = head
         self._pending: dict[str, list[Point]] = {}
+        self._cached: dict[str, str] = {}
 
     def take(self, event: Event) -> None:
         handler = getattr(self, f"_on_{event['event']}", None)
@@ -87,6 +88,9 @@ class _Replay:
         for run_id, points in self._pending.items():
             self._store.metrics(run_id, points)
         self._pending.clear()
+        if self._cached:
+            self._store.tags(self._parent(), self._cached)
+            self._cached = {}
 
     def _on_run_started(self, event: Event) -> None:
         parent = self._parent()
@@ -133,8 +137,7 @@ class _Replay:
 
     def _on_stage_cached(self, event: Event) -> None:
         """Linked to the run that computed it."""
-        name = f"moopd.cached.{event['stage'].replace('/', '.')}"
-        self._store.tags(self._parent(), {name: event["origin"]})
+        self._cached[f"moopd.cached.{event['stage'].replace('/', '.')}"] = event["origin"]
 
     def _on_run_finished(self, event: Event) -> None:
         self._end(_STATES.get(event["state"], "FAILED"), event)
