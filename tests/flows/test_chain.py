@@ -143,6 +143,7 @@ def test_records_are_scored_from_files_alone(shell: Shell) -> None:
     assert "C-MAS + RL" in shell("score", str(records), "--questions", str(questions))
 
 
+@pytest.mark.slow
 def test_kill_9_in_training_resumes_to_the_same_bytes(shell: Shell, tmp_path: Path) -> None:
     """Killed twice: in Stage I and in an evaluation; final digests equal the undisturbed run's."""
     other = Shell(tmp_path / "killed")
