@@ -1,8 +1,8 @@
 """The journal: one JSON line per event, the one place where state lives.
 
-Status, plan timings and MLflow are derived from it. Each line is appended in one write; a torn last
-line (power loss) is dropped on reading. A run is alive while its process holds the run's lock,
-which the kernel frees however the process ends.
+Status, plan timings and MLflow are derived from it. Each line is appended in one write; a torn
+line (power loss, full disk) is dropped on reading. A run is alive while its process holds the run's
+lock, which the kernel frees however the process ends.
 """
 
 from __future__ import annotations
@@ -30,10 +30,19 @@ class Journal:
     def write(self, event: str, **values: Any) -> None:
         line = json.dumps({"event": event, "time": round(time.time(), 3), **values}) + "\n"
         with self.path.open("ab") as stream:
-            stream.write(line.encode())
+            # On a torn line's own line this event would be lost with it.
+            start = b"" if _ends_whole(self.path) else b"\n"
+            stream.write(start + line.encode())
             stream.flush()
             if event != "metrics":
                 os.fsync(stream.fileno())
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - 1))
+        return stream.read() in (b"", b"\n")
 
 
 def new_run_id() -> str:
