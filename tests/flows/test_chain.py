@@ -9,54 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tasks.home import ROOT
-
-
-@dataclass(frozen=True)
-class Shell:
-    """The `moopd` command with a home of its own."""
-
-    home: Path
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        done = subprocess.run(
-            self.command(*arguments), cwd=ROOT, env=self.environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=400, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout[-3000:]
-        return done.stdout
-
-    def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "flows.cli", "--home", str(self.home), *arguments]
-
-    def environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MOOPD_"))}
-        return {**kept, "COLUMNS": "160"}
-
-    def artifact(self, stage: str) -> Path:
-        (path,) = (self.home / "artifacts" / stage.replace("/", "__")).glob("[!.]*")
-        return path
-
-    def digests(self) -> dict[str, str]:
-        """Content digest of every artifact."""
-        manifests = sorted((self.home / "artifacts").glob("*/[!.]*/artifact.json"))
-        return {path.parent.parent.name: json.loads(path.read_text())["sha256"]
-                for path in manifests}  # fmt: skip
-
-    def events(self) -> list[dict[str, object]]:
-        return [
-            json.loads(line)
-            for path in sorted((self.home / "journal").glob("*.jsonl"))
-            for line in path.read_text().splitlines()
-        ]
-
-    def executed(self, since: int) -> list[object]:
-        return [e["stage"] for e in self.events()[since:] if e["event"] == "stage_finished"]
+from tests.flows.shell import Shell
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +101,6 @@ def test_records_are_scored_from_files_alone(shell: Shell) -> None:
     assert "C-MAS + RL" in shell("score", str(records), "--questions", str(questions))
 
 
-@pytest.mark.slow
 def test_kill_9_in_training_resumes_to_the_same_bytes(shell: Shell, tmp_path: Path) -> None:
     """Killed twice: in Stage I and in an evaluation; final digests equal the undisturbed run's."""
     other = Shell(tmp_path / "killed")

@@ -1,0 +1,85 @@
+"""The three commands of the README against a real Prefect server and worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.home import ROOT
+from tests.flows.shell import Shell, servers_up
+
+
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """Servers up, deployments registered, a worker at work."""
+    shell = Shell(tmp_path_factory.mktemp("schedule"))
+    with servers_up(shell):
+        shell("deploy")
+        worker = shell.start("worker")
+        yield shell
+        os.killpg(worker.pid, signal.SIGTERM)
+        worker.communicate(timeout=60)
+
+
+def api(shell: Shell, path: str, body: dict[str, Any] | None = None) -> Any:
+    address = json.loads((shell.home / "server.json").read_text())["prefect"]
+    request = urllib.request.Request(
+        f"{address}/api/{path}",
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=20) as response:
+        return json.load(response)
+
+
+def start(shell: Shell, deployment: str, **parameters: Any) -> str:
+    found = api(shell, f"deployments/name/{deployment}")
+    body = {"parameters": {**parameters, "home": str(shell.home)}, "state": {"type": "SCHEDULED"}}
+    return str(api(shell, f"deployments/{found['id']}/create_flow_run", body)["id"])
+
+
+def wait(shell: Shell, flow_run: str) -> tuple[str, str]:
+    deadline = time.monotonic() + 150
+    while time.monotonic() < deadline:
+        state = api(shell, f"flow_runs/{flow_run}")["state"]
+        if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+            return state["type"], state["message"] or ""
+        time.sleep(0.5)
+    raise AssertionError(f"the flow run is still {state['type']}")
+
+
+def test_a_stage_runs_from_its_deployment_and_an_overlapping_schedule_is_skipped(
+    scheduled: Shell,
+) -> None:
+    only = {"scale": "smoke", "only": ["prepare"]}
+    both = [start(scheduled, "reproduce/nightly-tiny", **only) for _ in range(2)]
+    ended = sorted(wait(scheduled, flow_run)[0] for flow_run in both)
+    assert ended == ["CANCELLED", "COMPLETED"]
+    assert scheduled.executed(0) == ["prepare"]
+
+    state, message = wait(scheduled, start(scheduled, "stage/index", scale="smoke"))
+    assert state == "COMPLETED", message
+    assert scheduled.executed(0) == ["prepare", "index"]
+
+    state, message = wait(scheduled, start(scheduled, "stage/report", scale="smoke"))
+    assert state == "FAILED" and "missing upstream" in message
+
+
+def test_every_stage_has_a_deployment_and_schedules_name_their_time_zone() -> None:
+    from tasks.stages import SOURCES
+
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    names = {row["name"] for row in deployments}
+    assert names == {"nightly-tiny", "weekly-small", *SOURCES}
+    for row in deployments:
+        for schedule in row.get("schedules", []):
+            assert schedule["timezone"] == "Europe/Berlin"
+            assert row["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
