@@ -117,10 +117,16 @@ def score(options: argparse.Namespace) -> int:
 
 def ask(options: argparse.Namespace) -> int:
     from flows.ask import answer_question
+    from tasks.execute import MissingInput
 
     if len(options.system) != 1:
         raise ConfigError("moopd ask needs one --system NAME, for example multiagent_opd")
-    answer_question(options.question, options.scale, options.set, options.system[0], open_home())
+    home = open_home()
+    try:
+        answer_question(options.question, options.scale, options.set, options.system[0], home)
+    except MissingInput as error:
+        print(f"moopd: {error}; run `moopd run` with this scale and system first", file=sys.stderr)
+        return 3
     return 0
 
 
