@@ -51,8 +51,7 @@ def api(home: Home) -> Iterator[bool]:
     os.environ["PREFECT_API_URL"] = f"{address}/api"
     # Lines of the log stay in the home; a process that ends late would wait for this server.
     os.environ.setdefault("PREFECT_LOGGING_TO_API_ENABLED", "false")
-    with (home.prefect / "start.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _starting(home):
         server = _temporary_server(home, address)
         try:
             import prefect  # noqa: F401  (takes as long as the server needs to come up)
@@ -66,6 +65,34 @@ def api(home: Home) -> Iterator[bool]:
     finally:
         del os.environ["PREFECT_API_URL"]
         end_group(server)
+
+
+def _server(home: Home, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+    with (home.root / f"{name}-server.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+            env=_quiet(),
+        )
+
+
+@contextlib.contextmanager
+def _starting(home: Home) -> Iterator[None]:
+    """One start at a time. A database whose first start was cut short is made anew.
+
+    Its tables are not made in one step, so that a half-made one would refuse every later start.
+    """
+    ready = home.prefect / "ready"
+    with (home.prefect / "start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ready.exists():
+            for left in home.prefect.glob("prefect.db*"):
+                left.unlink()
+        yield
+        ready.touch()
 
 
 def _temporary_server(home: Home, address: str) -> subprocess.Popen[bytes]:
@@ -100,22 +127,13 @@ def serve(home: Home) -> int:
     from moopd.tracking.mlflow_mirror import Mirror
 
     Mirror(home.mlflow)
-    children = []
+    children: list[subprocess.Popen[bytes]] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        for name, command in commands.items():
-            log = (home.root / f"{name}-server.log").open("ab")
-            children.append(
-                subprocess.Popen(
-                    [sys.executable, *command, "--port", str(ports[name])],
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    preexec_fn=end_with_parent,
-                    env=_quiet(),
-                )
-            )
-        _wait(addresses, children)
+        with _starting(home):
+            for name, command in commands.items():
+                children.append(_server(home, name, [*command, "--port", str(ports[name])]))
+            _wait(addresses, children)
         home.server.write_text(json.dumps(addresses))
         for name, address in addresses.items():
             print(f"{name}: {address}", flush=True)

@@ -41,7 +41,7 @@ class Mirroring:
                     return
                 problem = said.decode(errors="replace").strip() or f"status {process.returncode}"
             except subprocess.TimeoutExpired:
-                process.kill()
+                # Its stdin is closed: it takes over the rest and ends.
                 problem = f"it did not answer in {timeout_s:.0f} s"
             except (OSError, ValueError) as error:
                 problem = str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,7 +35,11 @@ class Store:
         self.folder = folder
         self.uri = uri or f"sqlite:///{folder / 'mlflow.db'}"
         with locked(folder / "init.lock"):
-            # The first use of a fresh sqlite store is not safe for several processes.
+            # The first use of a fresh sqlite store is not safe for several processes, and its
+            # tables are not made in one step: one that was cut short is made anew, and replayed.
+            if not (folder / "experiments.json").exists():
+                (folder / "mlflow.db").unlink(missing_ok=True)
+                shutil.rmtree(folder / "synced", ignore_errors=True)
             from mlflow.tracking import MlflowClient
 
             self.client = MlflowClient(tracking_uri=self.uri)
