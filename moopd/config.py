@@ -245,6 +245,8 @@ class Scale(Section):
     description: str = ""
     caution: str = ""
     """Printed above the tables of a scale whose scores must not be taken for results."""
+    deadline_hours: float = Field(6.0, gt=0)
+    """A stage that takes longer is cut and fails; the next run goes on from its checkpoint."""
     seed: int = 0
     systems: tuple[str, ...] = ()
     """Rows of systems.yaml to run; empty: all."""

@@ -170,6 +170,7 @@ def statistics(request: Request) -> None:
 
     results = collect_results(request)
     (request.out / "results.json").write_text(results.to_json() + "\n")
+    shutil.copyfile(request.input("prepare") / "manifest.json", request.out / "manifest.json")
 
 
 def report(request: Request) -> None:

@@ -189,7 +189,7 @@ def _compute(run: Run, stage: Stage, key: str, inputs: Mapping[str, ArtifactRef]
     run.progress.started(stage.name)
     started = time.monotonic()
     try:
-        _run_worker(run, _request(run, stage, inputs, temporary, work, attempt), stage.deadline_s)
+        _run_worker(run, _request(run, stage, inputs, temporary, work, attempt))
         seconds = time.monotonic() - started
         ref = artifacts.finish(
             temporary, run.home, stage.name, key, facets(stage, inputs), seconds, run.id
@@ -238,7 +238,8 @@ def _request(
     )
 
 
-def _run_worker(run: Run, request: Request, deadline_s: float) -> None:
+def _run_worker(run: Run, request: Request) -> None:
+    deadline_s = 3600 * run.scale.deadline_hours
     path = request.work / "request.json"
     write_request(path, request)
     error_file = path.with_suffix(".error")

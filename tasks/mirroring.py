@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+from moopd.tracking.store import EVALUATION, comparison_page
 from tasks.home import ROOT, Home
 
 
@@ -66,4 +67,4 @@ def comparison_path(home: Home) -> str:
         experiments = json.loads((home.mlflow / "experiments.json").read_text())
     except (OSError, ValueError):
         return ""
-    return f"/#/experiments/{experiments['moopd-evaluation']}?compareRunsMode=CHART"
+    return comparison_page(experiments[EVALUATION])

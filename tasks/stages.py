@@ -37,7 +37,7 @@ SOURCES: dict[Kind, tuple[str, ...]] = {
 }
 """Files and folders whose bytes are part of a stage's cache key."""
 
-VERSIONS: dict[Kind, int] = dict.fromkeys(SOURCES, 1)
+VERSIONS: dict[Kind, int] = {**dict.fromkeys(SOURCES, 1), "statistics": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,6 @@ class Stage:
     row: str = ""
     checkpoint: str = ""
     run: int = 0
-    deadline_s: float = 6 * 3600.0
     teachers: dict[str, str] = field(default_factory=dict)
     """Teacher -> the stage that froze it."""
 
@@ -174,7 +173,7 @@ def _results(
         for run in range(num_seeds)
     ]
     needs = ("prepare", "index", "base", *trained, *(stage.name for stage in evaluations))
-    reads = {"scale": scale.model_dump(mode="json")}
+    reads = {"scale": scale.model_dump(mode="json", exclude={"deadline_hours"})}
     statistics = Stage("statistics", "statistics", needs, reads, scale.seed)
     report = Stage("report", "report", ("statistics",), {}, scale.seed)
     return [statistics, report]

@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moopd.tracking import journal
 from moopd.tracking.journal import Event
-from moopd.tracking.store import EVALUATION, PIPELINE, Point, Store, locked, write_json
+from moopd.tracking.store import (
+    EVALUATION,
+    PIPELINE,
+    Point,
+    Store,
+    comparison_page,
+    locked,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from moopd.evaluation.results import Results
 
 TEACHER = "moopd-teacher"
 ALIAS = "frozen"
@@ -45,7 +56,7 @@ class Mirror:
 
     def comparison_path(self) -> str:
         """Path of the page that compares the evaluated systems."""
-        return f"/#/experiments/{self._store.experiments[EVALUATION]}?compareRunsMode=CHART"
+        return comparison_page(self._store.experiments[EVALUATION])
 
     def _sync_run(self, path: Path) -> int:
         state_file = self._synced / f"{path.stem}.json"
@@ -103,6 +114,7 @@ class _Replay:
             name: event[name] for name in ("stage", "key", "seed") if name in event
         }
         self._store.params(child, {**plain, **_flat(event.get("reads", {}))})
+        self._store.client.log_dict(child, event.get("reads", {}), "config.json")
 
     def _on_metrics(self, event: Event) -> None:
         stamp = _milliseconds(event)
@@ -124,7 +136,9 @@ class _Replay:
                 name = f"{TEACHER}-{event['stage'].removeprefix('freeze/').replace('/', '-')}"
                 self._store.register(name, ALIAS, child, event["path"], event["sha256"])
             if event["stage"] == "statistics":
-                self._evaluation(folder / "results.json", event)
+                self._evaluation(folder, event)
+            if event["stage"] == "report":
+                self._report(folder, event)
         self._store.metrics(child, [("seconds", event["seconds"], _milliseconds(event), 0)])
         self._store.end(child, "FINISHED", _milliseconds(event))
 
@@ -182,39 +196,56 @@ class _Replay:
             for split, digest in json.loads(manifest.read_text())["sha256"].items():
                 self._store.dataset(run_id, f"questions/{split}", digest, split)
 
-    def _evaluation(self, path: Path, event: Event) -> None:
+    def _evaluation(self, folder: Path, event: Event) -> None:
         """One run per row and protocol; metric names group into the paper's tables."""
         from moopd.evaluation.results import read_results
 
-        results = read_results(path)
+        results = read_results(folder / "results.json")
         stamp = _milliseconds(event)
+        self._store.upload(self._parent(), folder, "manifest.json")
         for system in results.systems:
-            protocol = _protocol(results, system.name)
-            run_id = self._store.run_with(
-                EVALUATION, "moopd.row", f"{system.name}/{protocol}",
-                {"moopd.run": self._run, "system": system.name, "protocol": protocol,
-                 **self._origin()},
-                system.title, stamp,
-            )  # fmt: skip
+            run_id = self._row(results, system.name, stamp)
             self._store.metrics(
                 run_id,
                 [(name, float(v), stamp, 0) for name, v in results.metrics(system.name).items()],
             )
             self._store.params(
-                run_id, {"system": system.name, "scale": results.scale, "protocol": protocol}
-            )
+                run_id,
+                {"system": system.name, "protocol": _protocol(results, system.name),
+                 "scale": results.scale, **_flat(self._head.get("scale", {}))},
+            )  # fmt: skip
             for name, size in results.sets.items():
                 digest = results.provenance.questions
                 self._store.dataset(run_id, name, digest, f"{size} test questions")
             self._store.client.log_dict(run_id, self._head.get("scale", {}), "config.json")
+            self._store.upload(run_id, folder, "manifest.json")
             self._store.end(run_id, "FINISHED", stamp)
+
+    def _report(self, folder: Path, event: Event) -> None:
+        """The report and its figures, on the pipeline run and on every row that it is about."""
+        from moopd.evaluation.results import read_results
+
+        results = read_results(folder / "report.json")
+        rows = [self._row(results, s.name, _milliseconds(event)) for s in results.systems]
+        for run_id in (self._parent(), *rows):
+            self._store.upload(run_id, folder)
+        for run_id in rows:
+            self._store.end(run_id, "FINISHED", _milliseconds(event))
+
+    def _row(self, results: Results, name: str, stamp: int) -> str:
+        """The evaluation run of a row under its protocol."""
+        protocol = _protocol(results, name)
+        tags = {"moopd.run": self._run, "system": name, "protocol": protocol, **self._origin()}
+        return self._store.run_with(
+            EVALUATION, "moopd.row", f"{name}/{protocol}", tags, results.title(name), stamp
+        )
 
 
 def _milliseconds(event: Event) -> int:
     return int(event.get("time", 0) * 1000)
 
 
-def _protocol(results: Any, system: str) -> str:
+def _protocol(results: Results, system: str) -> str:
     digests = [
         run.protocol for name, run in results.provenance.runs.items()
         if name.rpartition("/")[0] == system

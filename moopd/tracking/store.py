@@ -108,9 +108,9 @@ class Store:
 
         self.client.log_batch(run_id, tags=[RunTag(k, v[:5000]) for k, v in values.items()])
 
-    def upload(self, run_id: str, folder: Path) -> None:
+    def upload(self, run_id: str, folder: Path, pattern: str = "*") -> None:
         """Copies of the small files of a folder that a person looks at."""
-        for path in sorted(folder.rglob("*")):
+        for path in sorted(folder.rglob(pattern)):
             small = path.is_file() and path.stat().st_size <= _SMALL_ARTIFACT
             if small and path.suffix in _SHOWN:
                 parent = str(path.parent.relative_to(folder))
@@ -141,6 +141,11 @@ class Store:
 
     def end(self, run_id: str, state: str, stamp: int) -> None:
         self.client.set_terminated(run_id, state, end_time=stamp)
+
+
+def comparison_page(experiment: str) -> str:
+    """Path of the page that charts all runs of an experiment; without the type it is hidden."""
+    return f"/#/experiments/{experiment}/runs?workflowType=machine_learning&compareRunsMode=CHART"
 
 
 def _metric_name(name: str) -> str:
