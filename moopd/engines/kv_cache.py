@@ -27,16 +27,18 @@ class KVCache:
     def of(cls, kept: Sequence[Tensor], extra: int) -> KVCache:
         """From one (length, 2 * layers, heads, dim) tensor per row, with `extra` free columns."""
         lengths = torch.tensor([len(row) for row in kept])
-        packed = pad_sequence(list(kept), batch_first=True)
-        rows, width, planes, heads, dim = packed.shape
+        width = max(len(row) for row in kept)
+        _, planes, heads, dim = kept[0].shape
         buffers = []
+        # Plane by plane, so that no second copy of everything exists at once.
         for plane in range(planes):
-            buffer = packed.new_zeros(rows, heads, width + extra, dim)
-            buffer[:, :, :width] = packed[:, :, plane].transpose(1, 2)
+            packed = pad_sequence([row[:, plane] for row in kept], batch_first=True)
+            buffer = packed.new_zeros(len(kept), heads, width + extra, dim)
+            buffer[:, :, :width] = packed.transpose(1, 2)
             buffers.append(buffer)
-        valid = torch.zeros(rows, width + extra, dtype=torch.bool)
+        valid = torch.zeros(len(kept), width + extra, dtype=torch.bool)
         valid[:, :width] = torch.arange(width) < lengths.unsqueeze(1)
-        return cls(buffers[0::2], buffers[1::2], valid.to(packed.device), width)
+        return cls(buffers[0::2], buffers[1::2], valid.to(kept[0].device), width)
 
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object
@@ -52,8 +54,9 @@ class KVCache:
 
     def select(self, rows: Tensor) -> None:
         """Keep `rows` only (or repeat them)."""
-        self.keys = [keys.index_select(0, rows) for keys in self.keys]
-        self.values = [values.index_select(0, rows) for values in self.values]
+        for planes in (self.keys, self.values):
+            for layer, plane in enumerate(planes):
+                planes[layer] = plane.index_select(0, rows)
         self.valid = self.valid.index_select(0, rows)
 
     def row(self, number: int) -> Tensor:

@@ -11,31 +11,28 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isfinite, prod
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from moopd.engines.conversations import Conversations
 from moopd.engines.kv_cache import KVCache
 from moopd.engines.models import check_same_vocabulary, load_policy
 from moopd.engines.rows import merge_prefixes
 from moopd.engines.sampling import choose, uniforms
 from moopd.types import CheckpointRef, Completion, GenerateRequest, ScoreRequest
 
-Key = tuple[int, int]
 _T = TypeVar("_T")
 _PREFILL_TOKENS = 16_384
 _DECODE_ROWS = 768
 _LENGTH_SPREAD = 1.3
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """A conversation so far: its ids and their keys and values (length, 2 * layers, heads, dim)."""
-
-    ids: tuple[int, ...]
-    planes: Tensor
+_AT_LEAST_ONE = "render at least one token"
+_CACHE_BYTES = 1 << 29
+_CACHE_SHARE_GPU = 8
+"""On a GPU the budget is this part (one in ...) of the memory that is free at the start."""
 
 
 @dataclass
@@ -66,22 +63,47 @@ class _Row:
 
 
 class LocalEngine:
-    """An `Engine` on any transformers causal LM; shares the module with a trainer if given one."""
+    """An `Engine` on any transformers causal LM; shares the module with a trainer if given one.
 
-    def __init__(self, model: Any, tokenizer: Any, *, score_tokens: int = 16_384) -> None:
+    `cache_bytes` bounds what is kept between turns, and likewise what decodes at once (which takes
+    up to three times as much while it is copied); it decides speed, never a result.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        score_tokens: int = 16_384,
+        cache_bytes: int | None = None,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self._device = next(model.parameters()).device
         self._eos = int(tokenizer.eos_token_id)
         self._pad = int(tokenizer.pad_token_id)
         self._score_tokens = score_tokens
-        self._kept: dict[Key, _Kept] = {}
+        self._cache_bytes = _budget(self._device) if cache_bytes is None else cache_bytes
+        self._conversations = Conversations(self._cache_bytes)
         names = inspect.signature(model.model.forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[GenerateRequest]) -> list[tuple[Completion, ...]]:
-        prompts = self._prompts(requests)
+        rows = [
+            row
+            for prompts in self._groups(self._prompts(requests), requests)
+            for row in self._run(prompts, requests)
+        ]
+        grouped: dict[int, list[_Row]] = {}
+        for row in rows:
+            grouped.setdefault(row.request, []).append(row)
+        return [
+            tuple(self._completion(row) for row in sorted(grouped[n], key=lambda r: r.candidate))
+            for n in range(len(requests))
+        ]
+
+    def _run(self, prompts: Sequence[_Prompt], requests: Sequence[GenerateRequest]) -> list[_Row]:
         for block in _blocks(prompts, lambda p: p.num_new, _PREFILL_TOKENS):
             self._prefill(block)
         rows = [
@@ -93,17 +115,16 @@ class LocalEngine:
         for decoding in _blocks(rows, lambda r: len(r.prompt.ids), None, _DECODE_ROWS):
             self._decode(decoding, requests)
         self._keep(rows, requests)
-        grouped: dict[int, list[_Row]] = {}
-        for row in rows:
-            grouped.setdefault(row.request, []).append(row)
-        return [
-            tuple(self._completion(row) for row in sorted(grouped[n], key=lambda r: r.candidate))
-            for n in range(len(requests))
-        ]
+        for prompt in prompts:
+            prompt.past = prompt.planes = prompt.logits = None
+        return rows
 
     @torch.inference_mode()
     def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
         """Sequences that begin alike are computed once; logits at the wanted places only."""
+        for number, request in enumerate(requests):
+            if not request.prompt_ids:
+                raise ValueError(f"score request {number} has an empty prompt; {_AT_LEAST_ONE}")
         sequences = [(*request.prompt_ids, *request.token_ids) for request in requests]
         rows, row_of = merge_prefixes(sequences)
         wanted: dict[int, list[int]] = {}
@@ -127,30 +148,40 @@ class LocalEngine:
         self.end_conversations()
 
     def end_conversations(self) -> None:
-        self._kept.clear()
+        self._conversations.clear()
 
     def _prompts(self, requests: Sequence[GenerateRequest]) -> list[_Prompt]:
         """Distinct prompts; a kept conversation gives its longest usable prefix."""
+        self._conversations.begin_call()
         distinct: dict[tuple[int, ...], _Prompt] = {}
         for number, request in enumerate(requests):
             if not request.prompt_ids:
-                raise ValueError(f"request {number} has an empty prompt; render at least one token")
+                raise ValueError(f"request {number} has an empty prompt; {_AT_LEAST_ONE}")
             prompt = distinct.get(request.prompt_ids)
             if prompt is None:
-                prompt = _Prompt(request.prompt_ids, self._past(request))
+                past = self._conversations.past(request.conversation_key, request.prompt_ids)
+                prompt = _Prompt(request.prompt_ids, past)
                 distinct[request.prompt_ids] = prompt
             prompt.requests.append(number)
         return list(distinct.values())
 
-    def _past(self, request: GenerateRequest) -> Tensor | None:
-        kept = self._kept.get(request.conversation_key) if request.conversation_key else None
-        if kept is None:
-            return None
-        # The last prompt token is always computed anew: its logits are needed.
-        limit = min(len(kept.ids), len(request.prompt_ids) - 1)
-        if kept.ids[:limit] != request.prompt_ids[:limit]:
-            return None
-        return kept.planes[:limit]
+    def _groups(
+        self, prompts: Sequence[_Prompt], requests: Sequence[GenerateRequest]
+    ) -> Iterator[list[_Prompt]]:
+        """Prompts of like length whose candidates, padded, fit the cache budget together."""
+        group: list[_Prompt] = []
+        num_rows = 0
+        for prompt in sorted(prompts, key=lambda p: len(p.ids)):
+            asked = [requests[number] for number in prompt.requests]
+            width = len(prompt.ids) + max(request.max_tokens for request in asked)
+            more = sum(request.num_candidates for request in asked)
+            if group and (num_rows + more) * width * self._token_bytes > self._cache_bytes:
+                yield group
+                group, num_rows = [], 0
+            group.append(prompt)
+            num_rows += more
+        if group:
+            yield group
 
     def _prefill(self, prompts: Sequence[_Prompt]) -> None:
         """Run the new part of each prompt behind its kept part; keeps planes and last logits."""
@@ -217,9 +248,16 @@ class LocalEngine:
             torch.tensor([request.top_p for request in asked], device=device),
             torch.from_numpy(uniform).to(device),
         )
-        logprobs = torch.log_softmax(logits.float(), -1).gather(1, chosen.unsqueeze(1)).squeeze(1)
+        found = torch.log_softmax(logits, -1).gather(1, chosen.unsqueeze(1)).squeeze(1)
         tokens: list[int] = chosen.tolist()
-        for row, token, logprob in zip(live, tokens, logprobs.tolist(), strict=True):
+        logprobs: list[float] = found.tolist()
+        if not all(map(isfinite, logprobs)):
+            raise FloatingPointError(
+                f"the policy gives log-probability {min(logprobs)} at token {position} of a "
+                "completion, expected finite ones; its weights have diverged: go back to a "
+                "checkpoint, or lower the learning rate"
+            )
+        for row, token, logprob in zip(live, tokens, logprobs, strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
         return tokens
@@ -252,17 +290,22 @@ class LocalEngine:
             key = requests[row.request].conversation_key
             if key is not None and row.planes is not None:
                 ids = (*row.prompt.ids, *row.tokens[:-1])
-                self._kept[key] = _Kept(ids, row.planes)
+                self._conversations.keep(key, ids, row.planes)
+                row.planes = None
+
+    @property
+    def _plane_shape(self) -> tuple[int, int, int]:
+        """(2 * layers, heads, dim): keys and values of one token."""
+        config = self.model.config
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * config.num_hidden_layers, config.num_key_value_heads, dim
+
+    @property
+    def _token_bytes(self) -> int:
+        return prod(self._plane_shape) * int(self.model.dtype.itemsize)
 
     def _cache(self, kept: Sequence[Tensor | None], extra: int) -> KVCache:
-        config = self.model.config
-        heads = config.num_key_value_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        empty = torch.zeros(
-            (0, 2 * config.num_hidden_layers, heads, dim),
-            dtype=self.model.dtype,
-            device=self._device,
-        )
+        empty = torch.zeros((0, *self._plane_shape), dtype=self.model.dtype, device=self._device)
         return KVCache.of([empty if planes is None else planes for planes in kept], extra)
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
@@ -317,6 +360,13 @@ def _blocks(
 def _logprobs(logits: Tensor, tokens: Sequence[int]) -> Tensor:
     target = torch.tensor(tokens, device=logits.device).unsqueeze(1)
     return torch.log_softmax(logits, -1).gather(1, target).squeeze(1)
+
+
+def _budget(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _CACHE_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) // _CACHE_SHARE_GPU
 
 
 def _given(tensor: Tensor | None) -> Tensor:

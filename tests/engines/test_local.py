@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from moopd.engines.kv_cache import KVCache
 from moopd.engines.local import LocalEngine
-from moopd.engines.models import ModelError, check_same_vocabulary, load_policy
+from moopd.engines.models import load_policy
 from moopd.engines.rows import merge_prefixes
 from moopd.engines.sampling import choose, uniforms
 from moopd.trainers.checkpoints import reference, save_policy
@@ -155,7 +158,7 @@ def test_prefixes_ride_in_longer_rows() -> None:
     assert len(rows) == 2
 
 
-def test_weights_are_swapped_in_place_and_another_vocabulary_is_refused(tmp_path: Any) -> None:
+def test_weights_are_swapped_in_place(tmp_path: Any) -> None:
     save_policy(tiny_policy(TOKENIZER, seed=5), TOKENIZER, tmp_path / "other")
     engine = LocalEngine(tiny_policy(TOKENIZER), TOKENIZER)
     request = ScoreRequest((25,), (26, 27))
@@ -165,15 +168,90 @@ def test_weights_are_swapped_in_place_and_another_vocabulary_is_refused(tmp_path
     assert engine.score([request]) == LocalEngine(
         load_policy(str(tmp_path / "other"))[0], TOKENIZER
     ).score([request])
-    bigger = tiny_policy(TOKENIZER)
-    bigger.config.vocab_size = 152_064
-    with pytest.raises(ModelError, match="152,064"):
-        check_same_vocabulary(MODEL, bigger)
 
 
-def test_a_folder_without_safetensors_is_refused(tmp_path: Any) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"no \*.safetensors"):
-        load_policy(str(tmp_path))
-    with pytest.raises(ModelError, match="no GGUF file"):
-        load_policy(str(tmp_path / "m.gguf"))
+def two_turns(engine: LocalEngine, between: Any = None) -> list[list[Completion]]:
+    """30 conversations: one turn, then what it said and a few new tokens as the next prompt."""
+    rng = np.random.default_rng(1)
+    first = [
+        GenerateRequest(
+            tuple(rng.integers(0, 45, rng.integers(2, 40)).tolist()), 1, 12, 1.0, 1.0, n, (n, 0)
+        )
+        for n in range(30)
+    ]
+    said = [c for (c,) in engine.generate(first)]
+    if between is not None:
+        between()
+    second = [
+        replace(r, prompt_ids=(*r.prompt_ids, *c.token_ids, 7, 8, 9), seed=r.seed + 100)
+        for r, c in zip(first, said, strict=True)
+    ]
+    return [said, [c for (c,) in engine.generate(second)]]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 60, 300])
+def test_a_small_cache_changes_no_token(num_tokens: int) -> None:
+    # Two layers, keys and values, two heads of 8 float32 numbers: 2 * 2 * 2 * 8 * 4 = 256 bytes.
+    small = LocalEngine(MODEL, TOKENIZER, cache_bytes=num_tokens * 256)
+    for got, wanted in zip(two_turns(small), two_turns(LocalEngine(MODEL, TOKENIZER)), strict=True):
+        assert [c.token_ids for c in got] == [c.token_ids for c in wanted]
+        for a, b in zip(got, wanted, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+    assert small._conversations.num_bytes <= num_tokens * 256
+
+
+def test_what_decodes_at_once_fits_the_cache_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns: list[int] = []
+    build = KVCache.of.__func__  # type: ignore[attr-defined]
+
+    def watched(cls: type[KVCache], kept: Sequence[torch.Tensor], extra: int) -> KVCache:
+        cache: KVCache = build(cls, kept, extra)
+        columns.append(len(kept) * cache.valid.shape[1])
+        return cache
+
+    monkeypatch.setattr(KVCache, "of", classmethod(watched))
+    LocalEngine(MODEL, TOKENIZER, cache_bytes=400 * 256).generate(requests_200())
+    assert max(columns) <= 400
+
+
+def test_kept_keys_are_really_used_and_only_for_their_own_prefix() -> None:
+    fresh = two_turns(LocalEngine(MODEL, TOKENIZER))[1]
+    engine = LocalEngine(MODEL, TOKENIZER)
+
+    def spoil() -> None:
+        for kept in engine._conversations._kept.values():
+            kept.planes = torch.zeros_like(kept.planes)
+
+    spoiled = two_turns(engine, spoil)[1]
+    assert [c.logprobs for c in spoiled] != [c.logprobs for c in fresh]
+    other = GenerateRequest((44, 43, 42, 41), 1, 12, 1.0, 1.0, seed=5, conversation_key=(0, 0))
+    assert engine.generate([other]) == LocalEngine(MODEL, TOKENIZER).generate([other])
+
+
+def test_new_weights_forget_what_was_kept(tmp_path: Path) -> None:
+    save_policy(tiny_policy(TOKENIZER, seed=5), TOKENIZER, tmp_path / "other")
+    engine = LocalEngine(tiny_policy(TOKENIZER), TOKENIZER)
+    request = GenerateRequest((25, 26, 27), 1, 4, 0.0, 1.0, seed=0, conversation_key=(0, 0))
+    engine.generate([request])
+    engine.load_weights(reference("s", 1, tmp_path / "other"))
+    other = LocalEngine(load_policy(str(tmp_path / "other"))[0], TOKENIZER)
+    for got, wanted in zip(engine.generate([request]), other.generate([request]), strict=True):
+        assert got[0].token_ids == wanted[0].token_ids
+        assert got[0].logprobs == pytest.approx(wanted[0].logprobs, abs=1e-6)
+
+
+def test_a_diverged_policy_is_an_error_and_no_completion() -> None:
+    model = tiny_policy(TOKENIZER)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    request = GenerateRequest((25, 26), 1, 4, 1.0, 1.0, seed=0)
+    with pytest.raises(FloatingPointError, match="diverged"):
+        LocalEngine(model, TOKENIZER).generate([request])
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    engine = LocalEngine(MODEL, TOKENIZER)
+    with pytest.raises(ValueError, match="request 0 has an empty prompt"):
+        engine.generate([GenerateRequest((), 1, 4, 1.0, 1.0, seed=0)])
+    with pytest.raises(ValueError, match="score request 0 has an empty prompt"):
+        engine.score([ScoreRequest((), (1,))])
