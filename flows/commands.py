@@ -15,6 +15,7 @@ from moopd.tracking import journal
 from tasks import artifacts
 from tasks.configuration import load_configuration, wanted_systems
 from tasks.home import Home, open_home
+from tasks.keys import input_files
 from tasks.mirroring import comparison_path
 from tasks.stages import pipeline
 
@@ -47,6 +48,8 @@ def check_names(options: argparse.Namespace) -> None:
     settings, rows = load_configuration(options.scale, options.set)
     stages = pipeline(settings, rows, wanted_systems(settings, rows, options.system), options.seeds)
     Selection(tuple(options.only), options.start, tuple(options.force)).wanted(stages)
+    for stage in stages:
+        input_files(stage)
 
 
 def _run_flow(options: argparse.Namespace, home: Home, own_server: bool) -> int:

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 _GRACE_S = 3.0
@@ -19,7 +20,21 @@ class Children:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[bytes]] = set()
+        self._attempts = threading.Condition(self._lock)
+        self._num_attempts = 0
         self.closed = False
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Around everything that a stage attempt writes; `close` waits for its end."""
+        with self._lock:
+            self._num_attempts += 1
+        try:
+            yield
+        finally:
+            with self._attempts:
+                self._num_attempts -= 1
+                self._attempts.notify_all()
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes] | None:
         """None when the run ends already."""
@@ -42,6 +57,8 @@ class Children:
             left = list(self._processes)
         for process in left:
             end_group(process)
+        with self._attempts:
+            self._attempts.wait_for(lambda: self._num_attempts == 0, timeout=_GRACE_S)
 
 
 def end_group(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:

@@ -120,7 +120,8 @@ def run_stage(
             return asdict(_taken(run, stage, key, done))
         # Under the lock: nobody else can have sealed this folder in between.
         artifacts.quarantine(run.home, artifacts.final_path(run.home, name, key))
-        return asdict(_compute(run, stage, key, inputs))
+        with run.children.attempt():
+            return asdict(_compute(run, stage, key, inputs))
 
 
 def find(run: Run, name: str, key: str) -> artifacts.Artifact | None:
