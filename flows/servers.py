@@ -17,11 +17,13 @@ from collections.abc import Iterator, Sequence
 from moopd.config import ConfigError
 from tasks.children import end_group
 from tasks.home import ROOT, Home
+from tasks.mirroring import Mirroring
 from tasks.worker import end_with_parent
 
 HOST = "127.0.0.1"
 DEFAULTS = {"prefect": f"http://{HOST}:4200", "mlflow": f"http://{HOST}:5000"}
 _START_S = 120
+_LAST_SYNC_S = 10.0
 POOL = "moopd"
 
 
@@ -128,12 +130,14 @@ def serve(home: Home) -> int:
 
     Mirror(home.mlflow)
     children: list[subprocess.Popen[bytes]] = []
+    mirroring = Mirroring(home)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with _starting(home):
             for name, command in commands.items():
                 children.append(_server(home, name, [*command, "--port", str(ports[name])]))
             _wait(addresses, children)
+        mirroring.poke()
         home.server.write_text(json.dumps(addresses))
         for name, address in addresses.items():
             print(f"{name}: {address}", flush=True)
@@ -147,6 +151,7 @@ def serve(home: Home) -> int:
         home.server.unlink(missing_ok=True)
         for child in children:
             end_group(child, grace_s=15)
+        mirroring.finish(_LAST_SYNC_S, quiet=True)
 
 
 def prefect(home: Home, arguments: list[str]) -> int:

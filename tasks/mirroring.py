@@ -32,6 +32,8 @@ class Mirroring:
 
     def finish(self, timeout_s: float, *, quiet: bool = False) -> None:
         """Take over the rest. What cannot be mirrored is said once and left to the next sync."""
+        if self._process is None and self._home.server.exists():
+            return  # Nothing was computed, and `moopd up` mirrors all runs of the home.
         self.poke()
         process = self._process
         problem = "it could not be started"

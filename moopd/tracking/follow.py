@@ -20,12 +20,14 @@ def main() -> int:
     folder, journals = Path(sys.argv[1]), Path(sys.argv[2])
     problem = ""
     asked = True
+    mirror = None
     while asked:
         asked = _wait()
         try:
             from moopd.tracking.mlflow_mirror import Mirror
 
-            Mirror(folder).sync(journals)
+            mirror = mirror or Mirror(folder)
+            mirror.sync(journals)
             problem = ""
         except Exception as error:
             problem = f"{type(error).__name__}: {error}".splitlines()[0][:300]
