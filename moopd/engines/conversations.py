@@ -22,7 +22,7 @@ class _Kept:
 
 
 class Conversations:
-    """What was computed of each conversation: planes (length, 2 * layers, heads, dim) of `ids`.
+    """What was computed of each conversation: planes (2 * layers, heads, length, dim) of `ids`.
 
     A conversation that is not kept is computed again, so the budget never changes a result.
     """
@@ -51,7 +51,7 @@ class Conversations:
         if kept.ids[:limit] != prompt_ids[:limit]:
             return None
         kept.call = self._call
-        return kept.planes[:limit]
+        return kept.planes[:, :, :limit]
 
     def keep(self, key: Key, ids: Ids, planes: Tensor) -> None:
         """Keep in place of what the key had, at the cost of what was not used for longest.
@@ -59,9 +59,9 @@ class Conversations:
         Where all the rest belongs to this very call the new one is let go: lock-step drivers come
         back to all conversations in turn, and throwing out the neighbours would lose every one.
         """
-        if len(ids) != len(planes):
+        if len(ids) != planes.shape[2]:
             raise ValueError(
-                f"conversation {key} has {len(ids)} ids but keys and values of {len(planes)}; "
+                f"conversation {key} has {len(ids)} ids but keys and values of {planes.shape[2]}; "
                 "the last sampled token was never fed, leave it out"
             )
         self._drop(key)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from moopd.engines.conversations import Conversations
-from moopd.engines.kv_cache import KVCache
+from moopd.engines.kv_cache import KVCache, Workspace
 from moopd.engines.models import check_same_vocabulary, load_policy
 from moopd.engines.rows import merge_prefixes
 from moopd.engines.sampling import choose, uniforms
@@ -47,7 +47,7 @@ class _Prompt:
 
     @property
     def num_new(self) -> int:
-        return len(self.ids) - (0 if self.past is None else len(self.past))
+        return len(self.ids) - (0 if self.past is None else self.past.shape[2])
 
 
 @dataclass
@@ -85,6 +85,7 @@ class LocalEngine:
         self._score_tokens = score_tokens
         self._cache_bytes = _budget(self._device) if cache_bytes is None else cache_bytes
         self._conversations = Conversations(self._cache_bytes)
+        self._workspace = Workspace(model.dtype, self._device)
         names = inspect.signature(model.model.forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
 
@@ -149,6 +150,7 @@ class LocalEngine:
 
     def end_conversations(self) -> None:
         self._conversations.clear()
+        self._workspace.rest()
 
     def _prompts(self, requests: Sequence[GenerateRequest]) -> list[_Prompt]:
         """Distinct prompts; a kept conversation gives its longest usable prefix."""
@@ -208,7 +210,7 @@ class LocalEngine:
 
     def _decode(self, rows: Sequence[_Row], requests: Sequence[GenerateRequest]) -> None:
         limit = max(requests[row.request].max_tokens for row in rows)
-        cache = KVCache.of([_given(row.prompt.planes) for row in rows], limit)
+        cache = KVCache.of([_given(row.prompt.planes) for row in rows], limit, self._workspace)
         logits = torch.stack([_given(row.prompt.logits) for row in rows])
         live = list(rows)
         position = 0
@@ -223,10 +225,9 @@ class LocalEngine:
             self._retire(live, going, cache, requests)
             if not going:
                 return
-            if len(going) < len(live):
-                cache.select(torch.tensor(going, device=self._device))
-            live = [live[n] for n in going]
-            logits = self._step([tokens[n] for n in going], cache)
+            order = cache.compact(going) if len(going) < len(live) else going
+            live = [live[n] for n in order]
+            logits = self._step([tokens[n] for n in order], cache)
 
     def _sample(
         self,
@@ -252,6 +253,8 @@ class LocalEngine:
         tokens: list[int] = chosen.tolist()
         logprobs: list[float] = found.tolist()
         if not all(map(isfinite, logprobs)):
+            self._conversations.clear()
+            self._workspace.clear()
             raise FloatingPointError(
                 f"the policy gives log-probability {min(logprobs)} at token {position} of a "
                 "completion, expected finite ones; its weights have diverged: go back to a "
@@ -305,8 +308,10 @@ class LocalEngine:
         return prod(self._plane_shape) * int(self.model.dtype.itemsize)
 
     def _cache(self, kept: Sequence[Tensor | None], extra: int) -> KVCache:
-        empty = torch.zeros((0, *self._plane_shape), dtype=self.model.dtype, device=self._device)
-        return KVCache.of([empty if planes is None else planes for planes in kept], extra)
+        planes, heads, dim = self._plane_shape
+        empty = torch.zeros((planes, heads, 0, dim), dtype=self.model.dtype, device=self._device)
+        rows = [empty if past is None else past for past in kept]
+        return KVCache.of(rows, extra, self._workspace)
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
         hidden: Tensor = self.model.model(

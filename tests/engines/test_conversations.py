@@ -10,7 +10,9 @@ from moopd.engines.conversations import Conversations
 
 def planes(length: int) -> Tensor:
     """Two planes, one head of 4 float32 numbers: 2 * 1 * 4 * 4 = 32 bytes a token."""
-    return torch.arange(length * 8, dtype=torch.float32).reshape(length, 2, 1, 4)
+    return (
+        torch.arange(length * 8, dtype=torch.float32).reshape(length, 2, 1, 4).permute(1, 2, 0, 3)
+    )
 
 
 def test_a_prefix_is_used_as_far_as_the_prompt_but_for_its_last_token() -> None:

@@ -204,8 +204,8 @@ def test_what_decodes_at_once_fits_the_cache_budget(monkeypatch: pytest.MonkeyPa
     columns: list[int] = []
     build = KVCache.of.__func__  # type: ignore[attr-defined]
 
-    def watched(cls: type[KVCache], kept: Sequence[torch.Tensor], extra: int) -> KVCache:
-        cache: KVCache = build(cls, kept, extra)
+    def watched(cls: type[KVCache], kept: Sequence[torch.Tensor], *rest: Any) -> KVCache:
+        cache: KVCache = build(cls, kept, *rest)
         columns.append(len(kept) * cache.valid.shape[1])
         return cache
 
@@ -247,6 +247,21 @@ def test_a_diverged_policy_is_an_error_and_no_completion() -> None:
     request = GenerateRequest((25, 26), 1, 4, 1.0, 1.0, seed=0)
     with pytest.raises(FloatingPointError, match="diverged"):
         LocalEngine(model, TOKENIZER).generate([request])
+
+
+def test_a_diverged_policy_leaves_nothing_behind() -> None:
+    """0 * NaN is NaN: what a masked column holds must not come from the diverged weights."""
+    model = tiny_policy(TOKENIZER)
+    engine = LocalEngine(model, TOKENIZER)
+    good = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model.model.embed_tokens.weight.fill_(float("nan"))
+    with pytest.raises(FloatingPointError):
+        engine.generate(requests_200())
+    model.load_state_dict(good)
+    # One short and one long row: the short one's padding lies where the first call has written.
+    ragged = [GenerateRequest((30,) * n, 1, 20, 1.0, 1.0, seed=n) for n in (2, 60)]
+    assert engine.generate(ragged) == LocalEngine(MODEL, TOKENIZER).generate(ragged)
 
 
 def test_an_empty_prompt_is_refused() -> None:
