@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -36,6 +37,8 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return plan(options)
     home = open_home()
+    # A failed stage is said once, by us; its traceback is in the log of its worker.
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     use_home(home)
     check_names(options)
     raise_on_sigterm()
@@ -77,13 +80,19 @@ def _run_flow(options: argparse.Namespace, home: Home, own_server: bool) -> int:
     except (ConfigError, ValueError):
         raise
     except Exception as error:
-        print(f"moopd: {error}", file=sys.stderr)
+        print(f"moopd: {explain(error, home)}", file=sys.stderr)
         return 1
     finally:
         if own_server:
             prefect_state.wait_for_rows(*finished_run(run_id))
     _show_results(paths, home)
     return 0
+
+
+def explain(error: Exception, home: Home) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left in {home.root}: free some; the same command goes on from there"
+    return str(error)
 
 
 def raise_on_sigterm() -> None:

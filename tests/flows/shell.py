@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from moopd.tracking.journal import read
 from tasks.home import ROOT
 
 
@@ -55,11 +56,8 @@ class Shell:
         )  # fmt: skip
 
     def events(self) -> list[dict[str, object]]:
-        return [
-            json.loads(line)
-            for path in sorted((self.home / "journal").glob("*.jsonl"))
-            for line in _whole_lines(path)
-        ]
+        journals = sorted((self.home / "journal").glob("*.jsonl"))
+        return [event for path in journals for event in read(path)]
 
     def executed(self, since: int) -> list[object]:
         return [e["stage"] for e in self.events()[since:] if e["event"] == "stage_finished"]
@@ -72,11 +70,6 @@ class Shell:
                     return
             time.sleep(0.05)
         raise AssertionError(f"no {kind} of {stage} within {timeout_s:.0f} s")
-
-
-def _whole_lines(path: Path) -> Sequence[str]:
-    text = path.read_text()
-    return text[: text.rfind("\n") + 1].splitlines()
 
 
 def kill_9(process: subprocess.Popen[str]) -> None:
