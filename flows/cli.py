@@ -74,6 +74,12 @@ def _add_reading_commands(commands: argparse._SubParsersAction[argparse.Argument
     report.set_defaults(command=_lazy("report"))
     for name, text in _PLAIN_COMMANDS.items():
         commands.add_parser(name, help=text).set_defaults(command=_lazy(name))
+    doctor = commands.add_parser(
+        "doctor", help="what is installed, missing, full or blocked, and what to do"
+    )
+    doctor.add_argument("--scale", help="also what this scale needs (paper: minutes)")
+    doctor.add_argument("--set", action="append", default=[], metavar="a.b=VALUE")
+    doctor.set_defaults(command=_lazy("doctor"))
     track = commands.add_parser("track", help="sync: bring MLflow up to the journal")
     track.add_argument("action", choices=["sync"])
     track.set_defaults(command=_lazy("track"))
@@ -93,7 +99,6 @@ _PLAIN_COMMANDS = {
     "up": "Prefect server and MLflow page in the foreground, loopback only",
     "deploy": "register the schedules of prefect.yaml with the running server",
     "worker": "run what is scheduled, until a signal",
-    "doctor": "what is installed, missing, full or blocked, and what to do",
     "ui": "where both pages are; starts them when they are not there",
 }
 

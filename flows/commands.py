@@ -252,7 +252,7 @@ def retrieve(options: argparse.Namespace) -> int:
     return 0
 
 
-def doctor(_options: argparse.Namespace) -> int:
+def doctor(options: argparse.Namespace) -> int:
     from flows.doctor import check
 
-    return check(open_home())
+    return check(open_home(), options.scale, options.set)

@@ -5,25 +5,30 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from flows.servers import DEFAULTS, HOST
+from tasks.configuration import load_configuration
 from tasks.home import ROOT, Home
 
 _NEEDED = ("prefect", "mlflow", "torch", "transformers", "pandas", "pyarrow", "bm25s")
 _MIN_FREE_GB = 2.0
 
 
-def check(home: Home) -> int:
-    """Print every check; 2 when one that the default scale needs fails, else 0."""
+def check(home: Home, scale: str | None = None, overrides: Sequence[str] = ()) -> int:
+    """Print every check; 2 when one that the default scale, or the named one, needs fails."""
     rows = [*_versions(), _faiss(), _disk(home), *_ports(), _gpu(), _verl()]
+    if scale is not None:
+        rows += _scale(home, scale, overrides)
     table = Table("check", "state", "what to do")
     for name, fine, state, advice in rows:
-        table.add_row(name, state if fine else f"[red]{state}[/red]", advice)
+        table.add_row(name, Text(state, style="" if fine else "red"), Text(advice))
     Console().print(table)
     return 0 if all(fine for _, fine, *_ in rows) else 2
 
@@ -39,6 +44,31 @@ def _versions() -> list[Row]:
     return rows
 
 
+def _scale(home: Home, scale: str, overrides: Sequence[str]) -> list[Row]:
+    """What the scale reads from outside, and what the distributed trainer needs."""
+    settings, systems = load_configuration(scale, overrides)
+    if settings.training.trainer == "verl":
+        from moopd.trainers.verl_plugin.preflight import preflight
+
+        checks = preflight(settings, systems, home.root)
+        return [
+            (one.name, one.ok, *((one.message, "") if one.ok else ("not ready", one.message)))
+            for one in checks
+        ]
+    needed = {"data.path": settings.data.path} if settings.data.source == "files" else {}
+    if settings.model.kind == "pretrained":
+        needed["model.path"] = settings.model.path
+    return [_place(key, path) for key, path in needed.items()]
+
+
+def _place(key: str, path: str | None) -> Row:
+    """A path that is there; a model may be a hub name, of which nothing is known here."""
+    if path is None:
+        return key, False, "not set", f"--set {key}=PLACE"
+    there = Path(path).exists() or (key == "model.path" and not path.startswith(("/", ".")))
+    return key, there, path, "" if there else f"nothing is there: --set {key}=PLACE"
+
+
 def _faiss() -> Row:
     wheels = [name for name in ("faiss-cpu", "faiss-gpu-cu12", "faiss-gpu") if _version(name)]
     if len(wheels) > 1:
@@ -48,7 +78,8 @@ def _faiss() -> Row:
 
 def _disk(home: Home) -> Row:
     free = shutil.disk_usage(home.root).free / 1e9
-    return "free disk", free > _MIN_FREE_GB, f"{free:.0f} GB in {home.root}", ""
+    advice = "" if free > _MIN_FREE_GB else "free some, or another place with MOOPD_HOME"
+    return "free disk", free > _MIN_FREE_GB, f"{free:.0f} GB in {home.root}", advice
 
 
 def _ports() -> list[Row]:

@@ -32,6 +32,11 @@ def print_plan(
     console = Console()
     console.print(table)
     console.print(f"a run would take about {seconds:.0f} s by the last timings")
+    if settings.training.trainer == "verl":
+        # Hardly ever run before: what it costs is computed from the config.
+        from moopd.trainers.verl_plugin.estimate import estimate, render
+
+        print(render(estimate(settings, rows)))
 
 
 def _state(stage: Stage, refs: dict[str, ArtifactRef], home: Home) -> tuple[str, str, float]:
