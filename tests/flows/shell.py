@@ -15,6 +15,7 @@ from pathlib import Path
 
 from moopd.tracking.journal import read
 from tasks.home import ROOT
+from tasks.worker import end_with_parent
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Shell:
         return subprocess.Popen(
             self.command(*arguments), cwd=ROOT, env=self.environment(), text=True,
             start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            preexec_fn=end_with_parent,
         )  # fmt: skip
 
     def events(self) -> list[dict[str, object]]:
