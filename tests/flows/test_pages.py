@@ -90,7 +90,8 @@ def test_every_evaluation_run_carries_config_manifest_report_and_figures(shell: 
 def test_the_printed_link_opens_the_comparison_of_systems_and_sets(
     shell: Shell, tmp_path: Path
 ) -> None:
-    with servers_up(shell), page(tmp_path / "profile", (1400, 1100)) as browser:
+    # MLflow draws only the charts in view: the window holds all of the first section.
+    with servers_up(shell), page(tmp_path / "profile", (1400, 4000)) as browser:
         (link,) = re.findall(r"^MLflow: +(\S+)$", shell("compare"), re.MULTILINE)
         browser.open(link, "3 matching runs", "C-MAS base", "C-MAS + RL", "MultiAgent-OPD")
         browser.wait("avg_at_4", "pass_at_4", "all_4", "workload")
