@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +28,8 @@ _PATIENCE_S = 600.0
 def main() -> int:
     options = _options()
     home = Path(options.home)
-    shutil.rmtree(home, ignore_errors=True)
+    if home.exists():
+        raise SystemExit(f"{home} exists, and the undisturbed run needs an empty home; remove it")
     chain = [part for name in options.system for part in ("--system", name)]
     return 1 if fault(home, chain, options.kills, options.seed) else 0
 

@@ -101,24 +101,30 @@ def test_records_are_scored_from_files_alone(shell: Shell) -> None:
     assert "C-MAS + RL" in shell("score", str(records), "--questions", str(questions))
 
 
-def test_kill_9_in_training_resumes_to_the_same_bytes(shell: Shell, tmp_path: Path) -> None:
-    """Killed twice: in Stage I and in an evaluation; final digests equal the undisturbed run's."""
+KILLS = (("base", "stage_started", 1.0), ("train/cmas_rl", "metrics", 0.0),
+         ("evaluate/cmas_rl", "stage_started", 0.0))  # fmt: skip
+"""(stage, journal event, seconds after it)."""
+
+
+def test_three_kills_lead_to_the_bytes_of_an_undisturbed_run(shell: Shell, tmp_path: Path) -> None:
+    """Warm start, Stage I and an evaluation lose all their processes (kill -9) in one chain."""
     other = Shell(tmp_path / "killed")
     chain = (*RUN, "--system", "cmas_rl")
-    for marker in ('"stage": "train/cmas_rl"', '"stage_started"'):
+    for stage, event, after_s in KILLS:
         process = subprocess.Popen(
             other.command(*chain), cwd=ROOT, env=other.environment(), start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        _wait_for(other, marker, "metrics" if "train" in marker else "evaluate/cmas_rl")
+        _wait_for(other, f'"stage": "{stage}"', f'"{event}"')
+        time.sleep(after_s)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    other("run", "--scale", "smoke", "--system", "cmas_rl")
+    other(*chain)
     ours, theirs = other.digests(), shell.digests()
     for stage in ("prepare", "index", "base", "train__cmas_rl", "evaluate__cmas_rl"):
         assert ours[stage] == theirs[stage], stage
     states = [e["event"] for e in other.events() if e["event"] in ("run_lost", "run_finished")]
-    assert states.count("run_lost") == 2 and states[-1] == "run_finished"
+    assert states == ["run_lost"] * len(KILLS) + ["run_finished"]
 
 
 def _wait_for(shell: Shell, *words: str) -> None:
