@@ -84,31 +84,42 @@ MUTATIONS = (
 
 
 def main() -> int:
+    tests = sorted({mutation.tests for mutation in MUTATIONS})
+    if _status(None, *tests) != 0:
+        raise SystemExit("the tests fail without any mutation; mend them first")
     survivors = [mutation.what for mutation in MUTATIONS if not _goes_red(mutation)]
     print(f"{len(MUTATIONS) - len(survivors)} of {len(MUTATIONS)} mutations turned a test red")
     return 1 if survivors else 0
 
 
 def _goes_red(mutation: Mutation) -> bool:
+    # 1: tests failed; anything else (no tests, a broken import) proves nothing.
+    red = _status(mutation, mutation.tests) == 1
+    print(f"{'red  ' if red else 'GREEN'} {mutation.what}", flush=True)
+    return red
+
+
+def _status(mutation: Mutation | None, *tests: str) -> int:
+    """pytest's exit status on a copy of the project, mutated or not."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for name in ("moopd", "tests", "tasks", "flows", "configs"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
-        source = copy / mutation.file
-        text = source.read_text()
-        if text.count(mutation.old) != 1:
-            raise ValueError(f"{mutation.what}: {mutation.file} holds {mutation.old!r} "
-                             f"{text.count(mutation.old)} times, expected once")  # fmt: skip
-        source.write_text(text.replace(mutation.old, mutation.new))
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.tests],
+        if mutation is not None:
+            _mutate(copy / mutation.file, mutation)
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
             cwd=copy, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        # 1: tests failed; anything else (no tests, a broken import) proves nothing.
-        red = done.returncode == 1
-        print(f"{'red  ' if red else 'GREEN'} {mutation.what}", flush=True)
-        return red
+        ).returncode  # fmt: skip
+
+
+def _mutate(source: Path, mutation: Mutation) -> None:
+    text = source.read_text()
+    if text.count(mutation.old) != 1:
+        raise ValueError(f"{mutation.what}: {mutation.file} holds {mutation.old!r} "
+                         f"{text.count(mutation.old)} times, expected once")  # fmt: skip
+    source.write_text(text.replace(mutation.old, mutation.new))
 
 
 if __name__ == "__main__":
