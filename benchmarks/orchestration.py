@@ -62,11 +62,11 @@ def main() -> int:
 
 
 def cost_of(home: Path, scale: str) -> Cost:
-    """One `moopd run`; its output goes to `run.log` in the home's folder."""
+    """One `moopd run`; its output is added to `run.log` in the home."""
     home.mkdir(parents=True, exist_ok=True)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     peak = 0
-    with (home / "run.log").open("w") as log:
+    with (home / "run.log").open("a") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.cli", "--home", str(home), "run", "--scale", scale],
             cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
