@@ -198,6 +198,17 @@ class CriticConfig(Section):
     url: str | None = None
     model: str | None = None
     max_retries: int = 2
+    """Times a malformed verdict is asked for again; after them its report has none."""
+    timeout_s: float = Field(60.0, gt=0)
+    """One try of a request to the endpoint."""
+    max_tries: int = Field(5, ge=1)
+    """Tries of one request; after them the endpoint counts as down and the step is refused."""
+    max_concurrent: int = Field(16, ge=1)
+    """Requests in flight from one process."""
+
+
+JUDGE_PLACE = ("url", "timeout_s", "max_tries", "max_concurrent")
+"""Fields of `critic` that say how the judge is reached, not who it is: they change no result."""
 
 
 class EngineConfig(Section):

@@ -13,10 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from moopd.config import ConfigError
+from moopd.config import JUDGE_PLACE, ConfigError
 from moopd.types import ArtifactRef
 from tasks.home import ROOT
 from tasks.stages import SOURCES, VERSIONS, Stage
+
+_PLACES = {"data": ("path",), "engine": ("url",), "retrieval": ("url",), "critic": JUDGE_PLACE}
+"""Settings by section that say where something is, not what it is."""
 
 
 def facets(stage: Stage, inputs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
@@ -117,7 +120,7 @@ def _without_places(reads: Mapping[str, Any]) -> dict[str, Any]:
     """Where a file lies does not matter, what it holds does (see `input_files`)."""
     tree: dict[str, Any] = json.loads(json.dumps(reads))
     scale = tree.get("scale", tree)
-    for section, places in (("data", ("path",)), ("engine", ("url",)), ("retrieval", ("url",))):
+    for section, places in _PLACES.items():
         for place in places:
             scale.get(section, {}).pop(place, None)
     path = scale.get("model", {}).get("path")

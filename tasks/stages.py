@@ -12,7 +12,14 @@ from moopd.systems import BASE, System, training_order
 Kind = Literal["prepare", "index", "base", "train", "freeze", "evaluate", "statistics", "report"]
 
 _CORE = ("moopd/types.py", "moopd/systems.py")
-_TEAM = (*_CORE, "moopd/roles", "moopd/workflows", "moopd/engines", "moopd/retrieval")
+_TEAM = (
+    *_CORE,
+    "moopd/http_client.py",
+    "moopd/roles",
+    "moopd/workflows",
+    "moopd/engines",
+    "moopd/retrieval",
+)
 SOURCES: dict[Kind, tuple[str, ...]] = {
     "prepare": (*_CORE, "moopd/data"),
     "index": (*_CORE, "moopd/retrieval"),

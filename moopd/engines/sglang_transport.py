@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 
 from moopd.engines.base import EngineError
+from moopd.http_client import RETRIED_STATUS, Tries
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -26,7 +27,6 @@ _DEAD = "a worker of SGLang died (its log says why); run the step again with a f
 CONTROL_TIMEOUT_S = 300.0
 """For weight and memory calls; sampling may take as long as it takes."""
 _BUCKET_BYTES = 512 << 20
-_RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class Transport(Protocol):
@@ -69,8 +69,7 @@ class HttpTransport:
         weights_dir: str | None = None,
     ) -> None:
         self._url = url.rstrip("/")
-        self._max_retries = max_retries
-        self._backoff_s = backoff_s
+        self._tries = Tries(max_retries + 1, backoff_s)
         self._weights_dir = weights_dir
         self._loop = asyncio.new_event_loop()
         self._client = httpx.AsyncClient(
@@ -120,20 +119,19 @@ class HttpTransport:
 
     async def _post(self, path: str, body: Body) -> Body:
         cause = ""
-        for attempt in range(self._max_retries + 1):
-            if attempt:
-                await asyncio.sleep(self._backoff_s * 2 ** (attempt - 1))
+        for wait in self._tries.waits():
+            await asyncio.sleep(wait)
             try:
                 response = await self._client.post(path, json=body)
             except httpx.TransportError as error:
                 cause = f"{type(error).__name__}: {error}"
                 continue
-            if response.status_code in _RETRY_STATUS:
+            if response.status_code in RETRIED_STATUS:
                 cause = f"status {response.status_code}: {response.text[:200]}"
                 continue
             return self._body(path, response)
         raise EngineError(
-            f"{self._url}{path} failed {self._max_retries + 1} times, last with {cause}; "
+            f"{self._url}{path} failed {self._tries.max_tries} times, last with {cause}; "
             "restart the server, then run the step again"
         )
 

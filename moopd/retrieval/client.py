@@ -1,19 +1,14 @@
-"""A retriever that asks a server: pooled connections, timeouts, retries, named causes."""
+"""A retriever that asks a server."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 from typing import Any
 
+from moopd.http_client import NoAnswerError, Tries, address, open_client, post
 from moopd.retrieval.base import Hit, RetrievalError, check_request, passages_only
 from moopd.retrieval.corpus import split_contents
 from moopd.types import Passage
-
-_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-_MAX_WAIT_S = 30.0
 
 
 class RemoteRetriever:
@@ -32,22 +27,11 @@ class RemoteRetriever:
         max_queries: int = 256,
         max_connections: int = 32,
     ) -> None:
-        import httpx
-
-        base = httpx.URL(url)
-        if base.scheme not in ("http", "https") or not base.host:
-            raise ValueError(f"retrieval url: got {url!r}, expected http://HOST:PORT")
+        base = address(url, "retrieval url")
         path = base.path.rstrip("/").removesuffix("/retrieve") + "/retrieve"
         self._url = base.copy_with(path=path)
-        self._max_tries, self._backoff_s, self._max_queries = max_tries, backoff_s, max_queries
-        self._http = httpx.Client(
-            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
-            limits=httpx.Limits(
-                max_connections=max_connections, max_keepalive_connections=max_connections
-            ),
-            # A proxy of the environment must not come between this machine and itself.
-            trust_env=not _is_loopback(base.host),
-        )
+        self._tries, self._max_queries = Tries(max_tries, backoff_s), max_queries
+        self._http = open_client(self._url, timeout_s, max_connections)
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
         return passages_only(self.search_scored(queries, top_k))
@@ -65,33 +49,11 @@ class RemoteRetriever:
 
     def _post(self, queries: list[str], top_k: int) -> Any:
         """The decoded body of the first good answer."""
-        import httpx
-
-        # Escaped to ASCII: a query with half a surrogate pair is refused there, not fatal here.
-        body = json.dumps({"queries": queries, "topk": top_k, "return_scores": True}).encode()
-        cause = ""
-        for attempt in range(self._max_tries):
-            if attempt:
-                time.sleep(min(self._backoff_s * 2 ** (attempt - 1), _MAX_WAIT_S))
-            try:
-                response = self._http.post(
-                    self._url, content=body, headers={"content-type": "application/json"}
-                )
-            except httpx.HTTPError as error:
-                cause = f"{type(error).__name__}: {error}"
-                continue
-            if response.status_code == 200:
-                try:
-                    return response.json()
-                except ValueError as error:
-                    cause = f"status 200 with a body that is no JSON ({error})"
-                    continue
-            cause = f"status {response.status_code}: {response.text[:300]}"
-            if response.status_code not in _RETRIED:
-                raise RetrievalError(f"{self._url} refused the request: {cause}")
-        raise RetrievalError(
-            f"{self._url} gave no answer in {self._max_tries} tries; the last one: {cause}"
-        )
+        body = {"queries": queries, "topk": top_k, "return_scores": True}
+        try:
+            return post(self._http, self._url, body, self._tries, lambda answer: answer)
+        except NoAnswerError as error:
+            raise RetrievalError(str(error)) from None
 
     def _parse(self, body: Any, num_queries: int, top_k: int) -> list[list[Hit]]:
         results = body.get("result") if isinstance(body, Mapping) else None
@@ -118,12 +80,3 @@ def _hit(item: Mapping[str, Any]) -> Hit:
     if not isinstance(text, str):
         raise TypeError(f"text is {type(text).__name__}")
     return Hit(Passage(str(document["id"]), str(title or ""), text), float(item["score"]))
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

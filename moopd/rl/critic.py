@@ -1,23 +1,28 @@
 """Who judges reports in the Prompted Critic row: a frozen policy, or a model behind HTTP.
 
 The judge sees question, sub-question, report and the passages retrieved for it, never a reference
-answer (section C.4). Its hint is stored and not fed back.
+answer (section C.4). Its hint is stored and not fed back. A judge that answers without a verdict
+leaves its report without one; a judge that does not answer refuses the whole step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import httpx
-
-from moopd.config import CriticConfig, WorkflowConfig
+from moopd.config import ConfigError, CriticConfig, WorkflowConfig
 from moopd.engines.base import Engine
+from moopd.http_client import NoAnswerError, Tries, address, open_client, post
 from moopd.roles.parsing import parse
 from moopd.roles.prompts import Prompts
 from moopd.roles.render import Renderer
 from moopd.types import GenerateRequest, Judgement, Message, Passage, Role, Trajectory
+
+
+class JudgeError(RuntimeError):
+    """The judge's endpoint is gone or is none; the step is to be redone, nothing was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,10 @@ class ReportToJudge:
 
 class Judge(Protocol):
     def judge(self, reports: Sequence[ReportToJudge]) -> list[Judgement | None]:
-        """One verdict per report; None where every try came back malformed."""
+        """One verdict per report; None where every try came back malformed.
+
+        Raises JudgeError or EngineError when the judge itself is gone.
+        """
         ...
 
 
@@ -78,17 +86,26 @@ class PolicyJudge:
 
 
 class HttpJudge:
-    """A judge behind an OpenAI-compatible chat endpoint (SGLang's own server is one)."""
+    """A judge behind an OpenAI-compatible chat endpoint (SGLang's own server is one).
 
-    def __init__(self, config: CriticConfig, prompts: Prompts, timeout_s: float = 60.0) -> None:
-        if not config.url:
-            raise ValueError("critic.kind is http but critic.url is empty; set the endpoint's URL")
+    Used from many threads: `critic.max_concurrent` bounds the requests of all of them together.
+    """
+
+    def __init__(self, config: CriticConfig, prompts: Prompts, backoff_s: float = 0.5) -> None:
+        self._url = judge_address(config, "chat/completions")
         self._config = config
         self._prompts = prompts
-        self._client = httpx.Client(base_url=config.url, timeout=timeout_s)
+        self._tries = Tries(config.max_tries, backoff_s)
+        self._down = False
+        self._client = open_client(self._url, config.timeout_s, config.max_concurrent)
+        self._pool = ThreadPoolExecutor(config.max_concurrent, "judge")
 
     def judge(self, reports: Sequence[ReportToJudge]) -> list[Judgement | None]:
-        return [self._one(report) for report in reports]
+        return list(self._pool.map(self._one, reports))
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._client.close()
 
     def _one(self, report: ReportToJudge) -> Judgement | None:
         for attempt in range(self._config.max_retries + 1):
@@ -108,12 +125,41 @@ class HttpJudge:
             "temperature": temperature,
             "max_tokens": 256,
         }
+        # One lost request refuses the step: the others need not wait through all their tries.
+        tries = Tries(1) if self._down else self._tries
         try:
-            response = self._client.post("/v1/chat/completions", json=body)
-            response.raise_for_status()
-            return str(response.json()["choices"][0]["message"]["content"])
-        except (httpx.HTTPError, ValueError, KeyError, IndexError):
-            return ""
+            text = post(self._client, self._url, body, tries, _chat_text)
+        except NoAnswerError as error:
+            self._down = True
+            raise JudgeError(
+                f"the judge: {error}; start it, or correct critic.url and critic.model, then run "
+                "the step again"
+            ) from None
+        self._down = False
+        return text
+
+
+def judge_address(config: CriticConfig, route: str) -> Any:
+    """URL of `route` under the endpoint's /v1, whether or not `critic.url` names that.
+
+    Raises ConfigError where `critic.url` is no address.
+    """
+    if not config.url:
+        raise ConfigError("critic.kind is http but critic.url is empty; set the endpoint's URL")
+    try:
+        base = address(config.url, "critic.url")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return base.copy_with(path=f"{base.path.rstrip('/').removesuffix('/v1')}/v1/{route}")
+
+
+def _chat_text(answer: Any) -> str:
+    """The message's text; empty where the model said nothing (it used its tokens up thinking)."""
+    try:
+        text = answer["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        raise ValueError(f"a body that is no chat completion: {answer!r:.200}") from None
+    return text if isinstance(text, str) else ""
 
 
 def reports_to_judge(trajectory: Trajectory) -> dict[int, ReportToJudge]:

@@ -125,10 +125,10 @@ def test_an_address_without_scheme_is_refused():
 
 def test_waits_double(monkeypatch):
     waits: list[float] = []
-    monkeypatch.setattr("moopd.retrieval.client.time.sleep", waits.append)
+    monkeypatch.setattr("moopd.http_client.time.sleep", waits.append)
     with fake(lambda number, body: (503, b"")) as (address, _), pytest.raises(RetrievalError):
         RemoteRetriever(address, backoff_s=0.25, max_tries=5).search(["q"], 1)
-    assert waits == [0.25, 0.5, 1.0, 2.0]
+    assert waits == [0.0, 0.25, 0.5, 1.0, 2.0]
 
 
 def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(monkeypatch):

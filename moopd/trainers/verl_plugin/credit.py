@@ -95,13 +95,13 @@ def _credit_row(row: ScoredRow, run: VerlRun) -> Any:
 
 
 def check_workflows(workflows: Sequence[Mapping[str, Any]], max_retrieval_errors: float) -> None:
-    """Raises EngineError or RetrievalError for a batch that must not be trained."""
+    """Raises EngineError (also for a judge that is gone) or RetrievalError for a batch that must
+    not be trained."""
     broken = [w for w in workflows if w["error"] is not None]
     if broken:
         raise EngineError(
-            f"{len(broken)} of {len(workflows)} workflows were broken off by the rollout engine, "
-            f"expected none; first cause: {broken[0]['error']}. The last checkpoint is intact: "
-            "start the stage again"
+            f"{len(broken)} of {len(workflows)} workflows were broken off, expected none; first "
+            f"cause: {broken[0]['error']}. The last checkpoint is intact: start the stage again"
         )
     total = sum(w["num_retrievals"] for w in workflows)
     failed = sum(w["num_failed_retrievals"] for w in workflows)

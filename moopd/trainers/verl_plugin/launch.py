@@ -13,9 +13,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from moopd.config import ConfigError, Scale
+from moopd.config import JUDGE_PLACE, ConfigError, Scale
 from moopd.retrieval.base import Retriever, ScoredRetriever
 from moopd.trainers.checkpoints import verify, weights_digest
 from moopd.trainers.loop import TrainingResult, TrainingTask
@@ -241,13 +241,18 @@ def _refuse_other_run(work: Path, run: VerlRun) -> None:
     path = work / RUN_FILE
     if not path.is_file():
         return
-    before = load_run(path).model_dump()
-    changed = [name for name, value in run.model_dump().items() if before[name] != value]
-    # The retrieval server may have moved to another port since.
-    if set(changed) - {"retrieval_url", "call_timeout_s", "keep_rows"}:
+    before, now = (_what_it_is(one) for one in (load_run(path), run))
+    changed = [name for name, value in now.items() if before[name] != value]
+    if changed:
         raise ConfigError(
             f"{work} holds a run with other {', '.join(changed)}; use another folder or remove it"
         )
+
+
+def _what_it_is(run: VerlRun) -> dict[str, Any]:
+    """A run without what may change between attempts: a server may have moved to another port."""
+    places = {"retrieval_url": True, "call_timeout_s": True, "keep_rows": True}
+    return run.model_dump(exclude={**places, "critic": set(JUDGE_PLACE)})
 
 
 def _finish(run: VerlRun) -> TrainingResult:

@@ -13,6 +13,7 @@ import httpx
 import psutil
 
 from moopd.config import ConfigError, Scale
+from moopd.rl.critic import judge_address
 from moopd.systems import System
 from moopd.trainers.verl_plugin.estimate import (
     GB,
@@ -158,7 +159,11 @@ def check_judge(scale: Scale) -> Check:
     if scale.critic.kind != "http":
         message = f"critic.kind is {scale.critic.kind}, expected http with critic.url"
         return Check("judge", False, message)
-    return _answers("judge", f"{scale.critic.url}/v1/models", "critic.url")
+    try:
+        url = judge_address(scale.critic, "models")
+    except ConfigError as error:
+        return Check("judge", False, str(error))
+    return _answers("judge", str(url), "critic.url")
 
 
 def _answers(name: str, url: str, key: str) -> Check:
