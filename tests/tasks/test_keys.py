@@ -71,6 +71,15 @@ def test_a_model_folder_is_known_by_its_files_and_a_hub_name_by_its_name(tmp_pat
     assert len(names) == 2
 
 
+def test_where_a_judge_answers_is_no_part_of_a_key_and_who_it_is_is() -> None:
+    http = ("critic.kind=http", "critic.url=http://127.0.0.1:1", "critic.model=m")
+    first = key("train/prompted_critic", *http)
+    moved = ("critic.url=http://127.0.0.1:2", "critic.timeout_s=9", "critic.max_tries=2")
+    assert key("train/prompted_critic", *http, *moved, "critic.max_concurrent=3") == first
+    assert key("train/prompted_critic", *http, "critic.model=n") != first
+    assert key("train/prompted_critic", *http, "critic.max_retries=1") != first
+
+
 def test_input_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         key("prepare", "data.source=files", f"data.path={tmp_path / 'nowhere'}")

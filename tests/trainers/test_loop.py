@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from moopd.config import EvaluationConfig, TrainingConfig, WorkflowConfig
 from moopd.engines.local import LocalEngine
 from moopd.retrieval.base import RetrievalError
+from moopd.rl.critic import JudgeError, ReportToJudge
 from moopd.roles.prompts import Prompts
 from moopd.roles.render import Renderer
 from moopd.systems import System, TrainRow
@@ -16,12 +19,13 @@ from moopd.trainers.checkpoints import CheckpointError, reference, verify
 from moopd.trainers.loop import (
     MismatchError,
     TrainingParts,
+    TrainingResult,
     TrainingTask,
     questions_of_step,
     train,
 )
 from moopd.trainers.torch_trainer import TorchTrainer
-from moopd.types import CheckpointRef, Question
+from moopd.types import CheckpointRef, Judgement, Question
 from tests.support import OnePassage, tiny_policy, word_tokenizer
 
 QUESTIONS = [Question(f"q{n}", "nq", f"who {w}", (w,)) for n, w in enumerate("abcdexyz")]
@@ -92,6 +96,39 @@ def test_cut_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     assert resumed.history == whole.history
     assert resumed.last.sha256 == whole.last.sha256
     assert resumed.best.sha256 == whole.best.sha256
+
+
+class Judge:
+    """Reports are adequate; the endpoint is gone at its `lost_at`-th call."""
+
+    def __init__(self, lost_at: int | None = None) -> None:
+        self.lost_at = lost_at
+        self.calls = 0
+
+    def judge(self, reports: Sequence[ReportToJudge]) -> list[Judgement | None]:
+        self.calls += 1
+        if self.calls == self.lost_at:
+            raise JudgeError("the judge: gone")
+        return [Judgement(1, "") for _ in reports]
+
+
+def test_a_judge_that_is_lost_costs_the_step_and_nothing_else(tmp_path: Path) -> None:
+    row = TrainRow.model_validate({"searcher": {"kind": "critic"}, "kl_teacher": "base"})
+    task = make_task()
+    task = replace(task, system=task.system.model_copy(update={"train": row}))
+
+    def attempt(folder: str, judge: Judge) -> TrainingResult:
+        parts = replace(make_parts(task), judge=judge)
+        return train(task, parts, tmp_path / folder, lambda *_: None)
+
+    whole = attempt("whole", Judge())
+    with pytest.raises(JudgeError):
+        attempt("cut", Judge(lost_at=4))
+    again = Judge()
+    resumed = attempt("cut", again)
+    # Steps 1 and 2 are in the checkpoint: 3 and 4 are judged again.
+    assert again.calls == 2
+    assert (resumed.history, resumed.last.sha256) == (whole.history, whole.last.sha256)
 
 
 def test_resume_at_the_end_does_nothing_and_says_the_same(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ def broken_row(question: str, member: int, filler: int, error: str) -> VerlRow:
         "member": member,
         "credit": None,
         "error": error,
+        "verdicts": [],
         "num_retrievals": 0,
         "num_failed_retrievals": 0,
         "retrieval_error": None,
@@ -113,10 +114,19 @@ def _workflow_values(
         "member": trajectory.group_index,
         "credit": credit,
         "error": error,
+        "verdicts": _verdicts(judgements or {}),
         "num_retrievals": len(trajectory.retrievals),
         "num_failed_retrievals": len(failed),
         "retrieval_error": failed[0] if failed else None,
     }
+
+
+def _verdicts(judgements: Mapping[int, Judgement | None]) -> list[list[float | None]]:
+    """[subtask, score] of every judged report; the score is None where no verdict came."""
+    return [
+        [subtask, None if verdict is None else float(verdict.score)]
+        for subtask, verdict in sorted(judgements.items())
+    ]
 
 
 def workflow_key(meta: Mapping[str, Any]) -> tuple[str, int]:
@@ -155,16 +165,34 @@ def owner_of(meta: Mapping[str, Any]) -> Owner:
 
 def write_samples(work: Path, step: int, samples: Sequence[TrainingSample]) -> None:
     """What a step trained on, one JSON object a line, under `work/rows`."""
-    folder = work / "rows"
-    folder.mkdir(exist_ok=True)
-    with gzip.open(folder / f"{step:06d}.jsonl.gz", "wt", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(asdict(sample)) + "\n" for sample in samples)
+    _write_lines(work, f"{step:06d}", map(asdict, samples))
 
 
 def read_samples(work: Path, step: int) -> list[TrainingSample]:
     """The inverse of `write_samples`."""
-    with gzip.open(work / "rows" / f"{step:06d}.jsonl.gz", "rt", encoding="utf-8") as stream:
-        return [_sample(json.loads(line)) for line in stream]
+    return [_sample(values) for values in _read_lines(work, f"{step:06d}")]
+
+
+def write_workflows(work: Path, step: int, metas: Sequence[Mapping[str, Any]]) -> None:
+    """Rewards and verdicts of a step's workflows, beside its samples."""
+    _write_lines(work, f"{step:06d}_workflows", distinct_workflows(metas))
+
+
+def read_workflows(work: Path, step: int) -> list[dict[str, Any]]:
+    """The inverse of `write_workflows`."""
+    return _read_lines(work, f"{step:06d}_workflows")
+
+
+def _write_lines(work: Path, name: str, values: Iterable[Mapping[str, Any]]) -> None:
+    folder = work / "rows"
+    folder.mkdir(exist_ok=True)
+    with gzip.open(folder / f"{name}.jsonl.gz", "wt", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(value) + "\n" for value in values)
+
+
+def _read_lines(work: Path, name: str) -> list[dict[str, Any]]:
+    with gzip.open(work / "rows" / f"{name}.jsonl.gz", "rt", encoding="utf-8") as stream:
+        return [json.loads(line) for line in stream]
 
 
 def _sample(values: dict[str, Any]) -> TrainingSample:

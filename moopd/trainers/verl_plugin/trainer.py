@@ -31,7 +31,12 @@ from moopd.trainers.verl_plugin.credit import (
     check_development,
     credit_batch,
 )
-from moopd.trainers.verl_plugin.rows import owner_of, workflow_key, write_samples
+from moopd.trainers.verl_plugin.rows import (
+    owner_of,
+    workflow_key,
+    write_samples,
+    write_workflows,
+)
 from moopd.trainers.verl_plugin.spec import TRAINER_NAME, VERL_VERSION, load_run
 from moopd.trainers.verl_plugin.validation import record_validation
 from moopd.trainers.verl_plugin.workers import TeacherWorker
@@ -158,6 +163,7 @@ class MoopdTrainer(PPOTrainerSync):  # type: ignore[misc]
             if advantage
         ]
         write_samples(self.moopd.folder, self.global_steps, samples)
+        write_workflows(self.moopd.folder, self.global_steps, [metas[n] for n in numbers])
 
     def _correct(
         self, data: Any, mask: list[torch.Tensor]

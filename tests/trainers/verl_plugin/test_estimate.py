@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from moopd.config import ConfigError, Scale, load_scale
+from moopd.config import ConfigError, CriticConfig, Scale, load_scale
 from moopd.systems import load_systems
 from moopd.trainers.verl_plugin import estimate as est
 from moopd.trainers.verl_plugin import preflight as pre
+from tests.rl.fake_judge import FakeJudge
 from tests.trainers.verl_plugin import scene
 
 PAPER = scene.SYSTEMS.parent / "scale" / "paper.yaml"
@@ -129,6 +130,29 @@ def test_a_probe_with_other_versions_or_problems_fails() -> None:
                           "cuda")  # fmt: skip
     assert not gpu.ok and gpu.message == "x is gone"
     assert not pre.judge_probe(json.loads('{"versions": 1, "problems": []}'), "cpu").ok
+
+
+def test_a_judge_that_is_down_is_said_before_the_row_that_needs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pre, "check_environment", lambda _: pre.Check("verl environment", True, ""))
+    systems = load_systems(scene.SYSTEMS)
+    scale = scene.smoke_scale()
+
+    def judge(url: str, *names: str) -> list[pre.Check]:
+        critic = CriticConfig(kind="http", url=url)
+        chosen = {name: systems[name] for name in names}
+        found = pre.preflight(scale.model_copy(update={"critic": critic}), chosen, tmp_path)
+        return [check for check in found if check.name == "judge"]
+
+    with FakeJudge(lambda *_: "") as live:
+        assert [check.ok for check in judge(live.url, "prompted_critic")] == [True]
+        assert [check.ok for check in judge(f"{live.url}/v1", "prompted_critic")] == [True]
+    (down,) = judge(live.url, "cmas_rl", "prompted_critic")
+    assert not down.ok
+    assert f"{live.url}/v1/models does not answer" in down.message
+    assert "start it or correct critic.url" in down.message
+    assert judge(live.url, "cmas_rl", "multiagent_opd") == []
 
 
 def test_an_endpoint_that_does_not_answer_is_named(paper: Scale) -> None:

@@ -299,8 +299,12 @@ def test_start_point_validates_what_a_kill_left_unvalidated(tmp_path: Path) -> N
 def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
     run = run_of("cmas_rl").model_copy(update={"work": str(tmp_path)})
     run.write()
-    moved = run.model_copy(update={"retrieval_url": "http://127.0.0.1:2"})
+    critic = run.critic.model_copy(update={"url": "http://127.0.0.1:3", "max_tries": 2})
+    moved = run.model_copy(update={"retrieval_url": "http://127.0.0.1:2", "critic": critic})
     launch._refuse_other_run(tmp_path, moved)
+    judged_by = run.critic.model_copy(update={"model": "another"})
+    with pytest.raises(ConfigError, match="other critic"):
+        launch._refuse_other_run(tmp_path, run.model_copy(update={"critic": judged_by}))
     with pytest.raises(ConfigError, match="other seed"):
         launch._refuse_other_run(tmp_path, run.model_copy(update={"seed": 2}))
 

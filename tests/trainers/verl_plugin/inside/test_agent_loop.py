@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
+from moopd.config import CriticConfig
+from moopd.engines.base import EngineError
+from moopd.trainers.verl_plugin.credit import check_workflows
 from moopd.trainers.verl_plugin.spec import VerlRun
+from tests.rl.fake_judge import FakeJudge
 from tests.support import QUESTION, REPORT, SEARCH, answer, word_tokenizer
 from tests.trainers.verl_plugin import scene
 from tests.trainers.verl_plugin.test_rows_and_credit import run_of
@@ -123,6 +127,46 @@ def test_a_dead_server_is_an_output_and_no_exception(run: VerlRun) -> None:
     assert only.extra_fields["moopd"]["workflow"]["error"] == "ConnectionError: server gone"
     assert only.response_mask == [0]
     assert only.extra_fields["reward_extra_info"]["error"] == "ConnectionError: server gone"
+
+
+def judged(run: VerlRun, judge: FakeJudge) -> list[Any]:
+    from moopd.trainers.verl_plugin import agent_loop
+
+    critic = CriticConfig(kind="http", url=judge.url, max_tries=1, max_retries=1)
+    system = scene.system("prompted_critic")
+    run.model_copy(update={"system": system, "critic": critic}).write()
+    agent_loop._shared.cache_clear()
+    found = outputs(run, Client(act_as_team))
+    return [output.extra_fields["moopd"]["workflow"] for output in found]
+
+
+def act_as_team(prompt: str) -> str:
+    if "answerer" in prompt:
+        return answer("x")
+    if "leader" in prompt:
+        return "<select> 1 </select>" if "report" in prompt else "<task> who a </task>"
+    return REPORT if "red harbor" in prompt else SEARCH
+
+
+def test_a_verdict_is_the_reward_of_its_report(run: VerlRun) -> None:
+    for text, reward in (("<score> 1 </score>", 1.0), ("<score> 0 </score>", 0.0), ("so", None)):
+        with FakeJudge(lambda *_, text=text: text) as judge:
+            workflows = judged(run, judge)
+        assert workflows[0]["error"] is None
+        assert workflows[0]["credit"]["subtasks"] == (reward,)
+        assert workflows[0]["verdicts"] == [[0, reward]]
+        assert len(judge.bodies) == (2 if reward is None else 1)
+
+
+def test_a_judge_that_is_gone_is_an_output_with_its_cause(run: VerlRun) -> None:
+    with FakeJudge(lambda *_: (503, b"no room")) as judge:
+        workflows = judged(run, judge)
+    assert len(workflows) > 1
+    for workflow in workflows:
+        assert workflow["credit"] is None
+        assert "JudgeError" in workflow["error"] and "status 503: no room" in workflow["error"]
+    with pytest.raises(EngineError, match=r"1 of 1 workflows.*no room.*start the stage again"):
+        check_workflows(workflows[:1], 0.0)
 
 
 def test_a_hanging_server_ends_at_the_time_limit(run: VerlRun) -> None:
