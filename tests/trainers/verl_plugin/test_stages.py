@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +16,17 @@ from typing import Any
 
 import pytest
 
-from moopd.config import ConfigError
+from moopd.config import ConfigError, CriticConfig, Scale
 from moopd.engines.local import LocalEngine
 from moopd.engines.models import load_policy
+from moopd.rl.rewards import FORMAT_PENALTY
 from moopd.trainers.checkpoints import verify
 from moopd.trainers.loop import TrainingResult
 from moopd.trainers.verl_plugin.launch import train_with_verl, verl_python
 from moopd.trainers.verl_plugin.process import VerlError, descendants
-from moopd.trainers.verl_plugin.rows import read_samples
+from moopd.trainers.verl_plugin.rows import read_samples, read_workflows
 from moopd.types import CheckpointRef, ScoreRequest
+from tests.rl.fake_judge import FakeJudge, user_text
 from tests.support import team
 from tests.trainers.verl_plugin import scene
 
@@ -139,22 +143,34 @@ def test_a_finished_stage_is_not_run_again(stage_one: StageOne) -> None:
     assert (again.best, again.last) == (stage_one.result.best, stage_one.result.last)
 
 
+def second_stage(
+    stage_one: StageOne, name: str, work: Path, critic: CriticConfig | None = None
+) -> TrainingResult:
+    """Two steps of row `name` from the base, with what they trained on kept under `work`."""
+    scale = smoke_scale_with_rows()
+    if critic is not None:
+        scale = scale.model_copy(update={"critic": critic})
+    task = scene.stage(scene.system(name), scale, num_steps=2).task
+    teachers = {"cmas_rl": stage_one.result.best}
+    return train_with_verl(
+        scale, task, stage_one.base, teachers, stage_one.url, work, lambda *_: None
+    )
+
+
+def smoke_scale_with_rows() -> Scale:
+    scale = scene.smoke_scale()
+    return scale.model_copy(update={"verl": scale.verl.model_copy(update={"keep_rows": True})})
+
+
 @pytest.mark.parametrize("name", ["multiagent_opd", "opd_base_teacher"])
 def test_stage_two_learns_from_the_frozen_teacher(
     stage_one: StageOne, name: str, tmp_path: Path
 ) -> None:
-    scale = scene.smoke_scale()
-    scale = scale.model_copy(update={"verl": scale.verl.model_copy(update={"keep_rows": True})})
-    task = scene.stage(scene.system(name), scale, num_steps=2).task
-    teachers = {"cmas_rl": stage_one.result.best}
-    result = train_with_verl(
-        scale, task, stage_one.base, teachers, stage_one.url, tmp_path / name, lambda *_: None
-    )
-    first = result.history[1]
+    first = second_stage(stage_one, name, tmp_path).history[1]
     assert first["update/num_updates"] == 5
     assert first["train/with_subtasks"] > 0
     assert "credit/leader_reward" in first
-    _check_rows(tmp_path / name, stage_one, scale)
+    _check_rows(tmp_path, stage_one)
     if name == "opd_base_teacher":
         # The student starts as the base: its own log-probabilities are the teacher's.
         assert first["credit/teacher_log_ratio"] == pytest.approx(0.0, abs=1e-5)
@@ -162,7 +178,7 @@ def test_stage_two_learns_from_the_frozen_teacher(
         assert abs(first["credit/teacher_log_ratio"]) > 1e-5
 
 
-def _check_rows(work: Path, stage_one: StageOne, scale: Any) -> None:
+def _check_rows(work: Path, stage_one: StageOne) -> None:
     """Old log-probabilities of verl's first step are those of the project's engine."""
     samples = read_samples(work, 1)
     model, tokenizer = load_policy(str(verify(stage_one.base)))
@@ -170,3 +186,45 @@ def _check_rows(work: Path, stage_one: StageOne, scale: Any) -> None:
     scores = engine.score([ScoreRequest(s.prompt_ids, s.token_ids) for s in samples])
     for sample, score in zip(samples, scores, strict=True):
         assert sample.old_logprobs == pytest.approx(score, abs=1e-4)
+
+
+VERDICTS = ("<score> 1 </score>", "<score> 0 </score>", "cannot say")
+
+
+def test_prompted_critic_is_rewarded_by_the_verdicts_of_its_endpoint(
+    stage_one: StageOne, tmp_path: Path
+) -> None:
+    """The endpoint is a fake that speaks the chat protocol: its verdict follows what it is shown."""
+
+    def reply(_: int, body: dict[str, Any]) -> str:
+        return VERDICTS[_verdict(user_text(body))]
+
+    with FakeJudge(reply) as judge:
+        critic = CriticConfig(kind="http", url=judge.url, max_retries=1)
+        result = second_stage(stage_one, "prompted_critic", tmp_path, critic)
+    asked = Counter(_verdict(user_text(body)) for body in judge.bodies if not body["temperature"])
+    asked_again = [body for body in judge.bodies if body["temperature"]]
+    assert asked.total() > 0 and asked[0] > 0
+    assert len(asked_again) == asked[2]
+    steps = {step: read_workflows(tmp_path, step) for step in (1, 2)}
+    scores = {1.0: 0, 0.0: 1, None: 2}
+    got = Counter(
+        scores[score] for step in steps.values() for w in step for _, score in w["verdicts"]
+    )
+    assert got == asked
+    for step, workflows in steps.items():
+        entry = result.history[step]
+        assert entry["update/num_updates"] == 5
+        rewards = [r for w in workflows for r in w["credit"]["subtasks"] if r is not None]
+        assert entry["credit/critic_reward"] == pytest.approx(sum(rewards) / len(rewards))
+        assert "credit/searcher_reward" not in entry
+        for workflow in workflows:
+            for subtask, score in workflow["verdicts"]:
+                # A Searcher that was malformed on its way is penalised whatever it reported.
+                assert workflow["credit"]["subtasks"][subtask] in (score, FORMAT_PENALTY)
+    assert any(1.0 in workflow["credit"]["subtasks"] for workflow in steps[1] + steps[2])
+
+
+def _verdict(shown: str) -> int:
+    """Which of VERDICTS a report gets: the same whenever the judge is shown the same."""
+    return zlib.crc32(shown.encode()) % 3
