@@ -1,6 +1,6 @@
 """What a run costs: time and memory of a cold one, CPU seconds of a cached one, and their ratio.
 
-    python benchmarks/orchestration.py [--scale smoke] [--home FOLDER]
+    python benchmarks/orchestration.py [--scale smoke] [--home FOLDER] [--set KEY=VALUE ...]
 
 The first run fills an empty home. CPU seconds are those of the command and all its children. The
 share is that of a cached run (which does nothing but orchestrate) in the cold one. Memory is the
@@ -40,19 +40,20 @@ class Cost:
 
 def main() -> int:
     options = _options()
-    home, scale = Path(options.home), options.scale
+    home = Path(options.home)
     if home.exists():
         raise SystemExit(f"{home} exists, and a cold run needs an empty home; remove it first")
-    cold = cost_of(home, scale)
+    run = ["run", "--scale", options.scale, *(f"--set={value}" for value in options.set)]
+    cold = cost_of(home, run)
     print(f"cold run             {cold}", flush=True)
-    cached = cost_of(home, scale)
+    cached = cost_of(home, run)
     print(f"cached, ephemeral    {cached}   (at most 16 CPU s)", flush=True)
     server = subprocess.Popen([sys.executable, "-m", "flows.cli", "--home", str(home), "up"],
                               cwd=ROOT, stdout=subprocess.DEVNULL)  # fmt: skip
     try:
         while not (home / "server.json").is_file() and server.poll() is None:
             time.sleep(0.5)
-        print(f"cached, with server  {cost_of(home, scale)}   (at most 6 CPU s)")
+        print(f"cached, with server  {cost_of(home, run)}   (at most 6 CPU s)")
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=60)
@@ -61,14 +62,14 @@ def main() -> int:
     return 0
 
 
-def cost_of(home: Path, scale: str) -> Cost:
-    """One `moopd run`; its output is added to `run.log` in the home."""
+def cost_of(home: Path, run: list[str]) -> Cost:
+    """One `moopd` command; its output is added to `run.log` in the home."""
     home.mkdir(parents=True, exist_ok=True)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     peak = 0
     with (home / "run.log").open("a") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "--home", str(home), "run", "--scale", scale],
+            [sys.executable, "-m", "flows.cli", "--home", str(home), *run],
             cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
         while process.poll() is None:
@@ -100,6 +101,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--home", default=str(ROOT / "data" / "orchestration"))
     parser.add_argument("--scale", default="smoke")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     return parser.parse_args()
 
 
