@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -38,18 +39,37 @@ def main() -> int:
         run_seed(seed, options.first_world + seed, Path(options.home))
         for seed in range(options.seeds)
     ]
+    console = Console(width=120)
+    console.print(rows_table(results))
+    console.print(gaps_table(results))
+    return 0
+
+
+def rows_table(results: Sequence[Results]) -> Table:
+    """Every row on every seed, and the malformed turns of its evaluation (wanted for the bases:
+    at most 10 %)."""
+    table = Table("row", *(f"seed {n}" for n in range(len(results))), "mean", "malformed turns, %")
+    for system in results[0].systems:
+        scores = [macro(one, system.name, "strict") for one in results]
+        malformed = " ".join(f"{malformed_turns(one, system.name):.1f}" for one in results)
+        mean = sum(scores) / len(scores)
+        table.add_row(system.name, *(f"{s:.1f}" for s in scores), f"{mean:.1f}", malformed)
+    return table
+
+
+def gaps_table(results: Sequence[Results]) -> Table:
+    """Mean and interval of each gap, and whether the wished-for one is there."""
     table = Table("gap in macro avg@4", "score", "mean", "95 % interval", "wanted", "met")
     for row, other, wanted in GAPS:
         for score in ("strict", "flexible"):
-            gaps = [_macro(r, row, score) - _macro(r, other, score) for r in results]
+            gaps = [macro(r, row, score) - macro(r, other, score) for r in results]
             low, high = interval(gaps)
             mean = sum(gaps) / len(gaps)
             met = "" if wanted is None else ("yes" if mean > wanted else "missed")
             goal = "" if wanted is None else f"> {wanted:g}"
             table.add_row(f"{row} - {other}", score, f"{mean:+.1f}", f"[{low:+.1f}, {high:+.1f}]",
                           goal, met)  # fmt: skip
-    Console(width=120).print(table)
-    return 0
+    return table
 
 
 def run_seed(seed: int, world: int, home: Path) -> Results:
@@ -76,10 +96,17 @@ def interval(values: list[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def _macro(results: Results, row: str, score: str) -> float:
+def macro(results: Results, row: str, score: str) -> float:
     """Macro avg@4 of a row in percent."""
     scores = getattr(results.system(row), score)
-    return 100.0 * float(scores["avg"].macro.value)
+    return float(scores["avg"].macro.value)
+
+
+def malformed_turns(results: Results, row: str) -> float:
+    """Percent of a row's turns that its parser refused."""
+    system = results.system(row)
+    refused = sum(n for kind, n in system.failures.items() if not kind.startswith("final_answer/"))
+    return 100 * refused / (system.num_records * system.workload["calls"].macro.value)
 
 
 def _options() -> argparse.Namespace:
