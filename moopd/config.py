@@ -123,6 +123,7 @@ class WarmStartConfig(Section):
     """Share of drills among the later batches."""
     context_weight: float = 0.1
     """Loss weight of tokens the policy did not generate."""
+    gradient_checkpointing: bool = False
     noise: TraceNoise = TraceNoise()
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from moopd.config import TrainingConfig
 from moopd.engines.base import Engine
+from moopd.engines.models import recompute_layers
 from moopd.rl.batch import Microbatch, microbatches, split_minibatches
 from moopd.rl.losses import sum_losses, token_entropy
 from moopd.trainers import checkpoints
@@ -31,6 +32,8 @@ class TorchTrainer:
         self._config = config
         self._device = next(model.parameters()).device
         self._pad = int(tokenizer.pad_token_id)
+        if config.gradient_checkpointing:
+            recompute_layers(model)
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.lr, betas=(0.9, 0.999), weight_decay=0.0, foreach=True
         )

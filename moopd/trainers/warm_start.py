@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from moopd.config import WarmStartConfig
+from moopd.engines.models import recompute_layers
 from moopd.trainers.traces import TraceSequence
 
 _WARMUP_SHARE = 0.05
+_LOG_EVERY = 20
 _NUM_DRILLS = 6000
 _DRILL_LENGTHS = (6, 24)
 
@@ -39,6 +41,9 @@ def warm_start(
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: _rate(s, config.steps))
     batches = _schedule(sequences, config, int(model.config.vocab_size), seed)
+    if config.gradient_checkpointing:
+        recompute_layers(model)
+    log_every = max(1, min(_LOG_EVERY, config.steps // 4))
     model.train()
     for step in range(1, config.steps + 1):
         loss = _loss(model, next(batches), pad_id, config.context_weight)
@@ -47,7 +52,7 @@ def warm_start(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 20 == 0 or step == config.steps:
+        if step % log_every == 0 or step == config.steps:
             log(step, {"warm_start/loss": loss.item()})
     model.eval()
 

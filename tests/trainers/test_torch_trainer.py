@@ -64,6 +64,21 @@ def test_order_microbatch_size_and_merging_do_not_change_the_update() -> None:
         assert ((variant - reference).abs() > 1e-5).float().mean() < 1e-3
 
 
+def test_recomputing_layers_gives_the_same_update_from_twice_the_forward_passes() -> None:
+    weights, passes = [], []
+    for recompute in (False, True):
+        model, calls = tiny_policy(TOKENIZER), []
+        model.model.layers[0].self_attn.register_forward_hook(
+            lambda *_, calls=calls: calls.append(1)
+        )
+        config = CONFIG.model_copy(update={"gradient_checkpointing": recompute})
+        TorchTrainer(model, TOKENIZER, config).update(make_samples(), seed=1)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        passes.append(len(calls))
+    assert passes[1] == 2 * passes[0]
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-7)
+
+
 def test_gradient_is_exact_under_merging() -> None:
     gradients = []
     for merge in (True, False):

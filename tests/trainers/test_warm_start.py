@@ -99,3 +99,30 @@ def test_context_is_learned_only_where_it_weighs_something() -> None:
         with torch.no_grad():
             losses[weight] = _loss(model, context, PAD, 1.0).item()
     assert losses[1.0] < 0.5 < 3.0 < losses[0.0]
+
+
+def test_recomputing_layers_changes_memory_and_no_weight() -> None:
+    traces = [TraceSequence((5, 6, 7, 8, 9, 10), (False,) * 3 + (True,) * 3)]
+    weights, passes = [], []
+    for recompute in (False, True):
+        model, _ = build_tiny(ModelConfig(hidden_size=32), 0)
+        calls: list[int] = []
+        model.model.layers[0].self_attn.register_forward_hook(
+            lambda *_, calls=calls: calls.append(1)
+        )
+        config = WarmStartConfig(steps=3, gradient_checkpointing=recompute)
+        warm_start(model, PAD, traces, config, 0, lambda *_: None)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        passes.append(len(calls))
+    assert passes == [3, 6]
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-7)
+
+
+def test_a_short_warm_start_says_where_it_is() -> None:
+    traces = [TraceSequence((5, 6, 7, 8, 9, 10), (True,) * 6)]
+    for steps, said in ((2, [1, 2]), (8, [2, 4, 6, 8]), (90, [20, 40, 60, 80, 90])):
+        model, _ = build_tiny(ModelConfig(hidden_size=32), 0)
+        seen: list[int] = []
+        config = WarmStartConfig(steps=steps)
+        warm_start(model, PAD, traces, config, 0, lambda step, _, seen=seen: seen.append(step))
+        assert seen == said

@@ -194,7 +194,7 @@ VERDICTS = ("<score> 1 </score>", "<score> 0 </score>", "cannot say")
 def test_prompted_critic_is_rewarded_by_the_verdicts_of_its_endpoint(
     stage_one: StageOne, tmp_path: Path
 ) -> None:
-    """The endpoint is a fake that speaks the chat protocol: its verdict follows what it is shown."""
+    """The endpoint is a fake that speaks the chat protocol; what it is shown decides."""
 
     def reply(_: int, body: dict[str, Any]) -> str:
         return VERDICTS[_verdict(user_text(body))]
