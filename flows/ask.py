@@ -15,10 +15,8 @@ from moopd.types import ArtifactRef, CheckpointRef, Question, Retrieval, Subtask
 from tasks import artifacts
 from tasks.bodies import read_ref
 from tasks.configuration import load_configuration
-from tasks.execute import MissingInput
 from tasks.home import Home
-from tasks.keys import facets, key_of
-from tasks.stages import Stage, pipeline
+from tasks.stages import MissingInput, below, pipeline
 
 
 def answer_question(
@@ -39,25 +37,17 @@ def answer_question(
 def pipeline_artifacts(
     scale: Scale, rows: dict[str, System], wanted: str, home: Home
 ) -> dict[str, Path]:
-    """The artifacts of all stages up to `wanted`. Raises MissingInput for the first that is not."""
-    stages = {stage.name: stage for stage in pipeline(scale, rows, tuple(rows))}
+    """The artifacts of all stages up to `wanted`. Raises MissingInput naming those that are not."""
     refs: dict[str, ArtifactRef] = {}
-
-    def need(name: str) -> None:
-        for upstream in stages[name].needs:
-            need(upstream)
-        if name not in refs:
-            refs[name] = _required(home, stages[name], refs).ref
-
-    need(wanted)
+    needed = below(pipeline(scale, rows, tuple(rows)), wanted)
+    for stage in needed:
+        found = artifacts.existing(home, stage, refs)
+        if found is not None:
+            refs[stage.name] = found.ref
+    missing = [stage.name for stage in needed if stage.name not in refs]
+    if missing:
+        raise MissingInput(missing)
     return {name: Path(ref.path) for name, ref in refs.items()}
-
-
-def _required(home: Home, stage: Stage, refs: dict[str, ArtifactRef]) -> artifacts.Artifact:
-    found = artifacts.find(home, stage.name, key_of(facets(stage, refs)))
-    if found is None:
-        raise MissingInput([stage.name])
-    return found
 
 
 def _roll_out(

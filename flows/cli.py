@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,15 +16,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     if options.home:
         os.environ["MOOPD_HOME"] = options.home
-    from moopd.config import ConfigError
+    from tasks.stages import MissingInput
 
     try:
-        return int(options.command(options) or DONE)
-    except (ConfigError, ValueError) as error:
+        code = int(options.command(options) or DONE)
+        sys.stdout.flush()
+        return code
+    except MissingInput as error:
         print(f"moopd: {error}", file=sys.stderr)
+        return MISSING
+    except BrokenPipeError:
+        # Whoever read our output has gone, as in `moopd status | head -1`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except (ValueError, OSError) as error:
+        print(f"moopd: {_said(error)}", file=sys.stderr)
         return CONFIG
     except KeyboardInterrupt:
         return 130
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        home = os.environ.get("MOOPD_HOME", "the home")
+        return f"no space left for {error.filename or home}: free some and try again"
+    return str(error)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,8 +57,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_pipeline_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = commands.add_parser("run", help="run the pipeline, or parts of it")
     _pipeline_options(run)
-    run.add_argument("--only", action="append", default=[], metavar="STAGE")
-    run.add_argument("--from", dest="start", metavar="STAGE")
+    part = run.add_mutually_exclusive_group()
+    part.add_argument("--only", action="append", default=[], metavar="STAGE")
+    part.add_argument("--from", dest="start", metavar="STAGE")
     run.add_argument("--force", action="append", default=[], metavar="STAGE")
     run.add_argument("--verify", action="store_true", help="check the bytes of every cache hit")
     run.add_argument("--dry-run", action="store_true", help="the same as plan")
@@ -54,8 +72,20 @@ def _add_pipeline_commands(commands: argparse._SubParsersAction[argparse.Argumen
 def _pipeline_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", default="tiny", help="configs/scale/NAME.yaml")
     parser.add_argument("--system", action="append", default=[], metavar="NAME")
-    parser.add_argument("--seeds", type=int, default=1, help="training seeds of each trained row")
+    parser.add_argument(
+        "--seeds", type=_count, default=1, help="training seeds of each trained row"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="a.b=VALUE")
+
+
+def _count(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if not 1 <= number <= _MAX_SEEDS:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected 1 to {_MAX_SEEDS}")
+    return number
+
+
+_MAX_SEEDS = 1000
 
 
 def _add_reading_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

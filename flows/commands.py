@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tasks.configuration import load_configuration, wanted_systems
 from tasks.home import Home, open_home
 from tasks.keys import input_files
 from tasks.mirroring import comparison_path
-from tasks.stages import pipeline
+from tasks.stages import MissingInput, pipeline
 
 
 def use_home(home: Home) -> None:
@@ -58,7 +59,7 @@ def check_names(options: argparse.Namespace) -> None:
 def _run_flow(options: argparse.Namespace, home: Home, own_server: bool) -> int:
     from flows import prefect_state
     from flows.reproduce import reproduce
-    from tasks.execute import MissingInput, finished_run
+    from tasks.execute import finished_run
 
     run_id = journal.new_run_id()
     try:
@@ -74,10 +75,7 @@ def _run_flow(options: argparse.Namespace, home: Home, own_server: bool) -> int:
             home=str(home.root),
             run_id=run_id,
         )
-    except MissingInput as error:
-        print(f"moopd: {error}; run these stages first, or leave out --only", file=sys.stderr)
-        return 3
-    except (ConfigError, ValueError):
+    except (MissingInput, ConfigError, ValueError):
         raise
     except Exception as error:
         print(f"moopd: {explain(error, home)}", file=sys.stderr)
@@ -129,16 +127,10 @@ def score(options: argparse.Namespace) -> int:
 
 def ask(options: argparse.Namespace) -> int:
     from flows.ask import answer_question
-    from tasks.execute import MissingInput
 
     if len(options.system) != 1:
         raise ConfigError("moopd ask needs one --system NAME, for example multiagent_opd")
-    home = open_home()
-    try:
-        answer_question(options.question, options.scale, options.set, options.system[0], home)
-    except MissingInput as error:
-        print(f"moopd: {error}; run `moopd run` with this scale and system first", file=sys.stderr)
-        return 3
+    answer_question(options.question, options.scale, options.set, options.system[0], open_home())
     return 0
 
 
@@ -197,11 +189,10 @@ def worker(_options: argparse.Namespace) -> int:
 
 def track(_options: argparse.Namespace) -> int:
     """Mark what was lost, then bring MLflow up to the journal."""
-    from moopd.tracking.mlflow_mirror import Mirror
-
     home = open_home()
     journal.reap(home.journal)
-    print(f"{Mirror(home.mlflow).sync(home.journal)} events taken over into {home.mlflow}")
+    with servers.mlflow_store(home) as mirror:
+        print(f"{mirror.sync(home.journal)} events taken over into {home.mlflow}")
     return 0
 
 
@@ -210,10 +201,7 @@ def compare(options: argparse.Namespace) -> int:
     from flows.comparing import print_comparison
 
     home = open_home()
-    found = artifacts.previous(home, "statistics")
-    if found is None:
-        print("moopd: no results yet; expected some after `moopd run`", file=sys.stderr)
-        return 3
+    found = _newest(home, "statistics")
     print_comparison(Path(found.ref.path) / "results.json", options.rows, options.metric)
     print_addresses(home)
     return 0
@@ -222,8 +210,8 @@ def compare(options: argparse.Namespace) -> int:
 def report(options: argparse.Namespace) -> int:
     """Where the newest report is; --render writes it anew from its results."""
     home = open_home()
-    results = artifacts.previous(home, "statistics")
-    if options.render and results is not None:
+    if options.render:
+        results = _newest(home, "statistics")
         from moopd.evaluation.report import write_report
         from moopd.evaluation.results import read_results
 
@@ -232,12 +220,16 @@ def report(options: argparse.Namespace) -> int:
         write_report(read_results(Path(results.ref.path) / "results.json"), folder)
         print(f"{folder / 'report.html'}")
         return 0
-    found = artifacts.previous(home, "report")
-    if found is None:
-        print("moopd: no report yet; expected one after `moopd run`", file=sys.stderr)
-        return 3
-    print(f"{found.ref.path}/report.html")
+    print(f"{_newest(home, 'report').ref.path}/report.html")
     return 0
+
+
+def _newest(home: Home, stage: str) -> artifacts.Artifact:
+    """The newest whole artifact of a stage. Raises MissingInput where there is none."""
+    found = artifacts.previous(home, stage, whole=True)
+    if found is None:
+        raise MissingInput([stage])
+    return found
 
 
 def retrieve(options: argparse.Namespace) -> int:
@@ -246,10 +238,23 @@ def retrieve(options: argparse.Namespace) -> int:
     from moopd.retrieval.build import open_index
     from moopd.retrieval.server import serve
 
+    check_port(options.port)
     settings, rows = load_configuration(options.scale, options.set)
     found = pipeline_artifacts(settings, rows, "index", open_home())
     serve(open_index(settings.retrieval, found["index"] / "index"), port=options.port)
     return 0
+
+
+def check_port(port: int) -> None:
+    with socket.socket() as probe:
+        # As the server binds: a port that its last user has just left is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((servers.HOST, port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"port {port} cannot be used ({error}); expected a free one: --port NUMBER"
+            ) from None
 
 
 def doctor(options: argparse.Namespace) -> int:

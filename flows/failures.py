@@ -23,8 +23,9 @@ def write_failures(home: Home, run: str) -> Path | None:
         return None
     lines = [f"# Run {run} failed", "", f"{len(done)} stages are done and are kept."]
     for stage, event in failed.items():
-        lines += ["", f"## {stage}", "", event["error"], "", f"Log: {event.get('log', '')}", ""]
-        lines += [f"    {line}" for line in _tail(Path(event.get("log", "")))]
+        error, log = event.get("error", ""), str(event.get("log", ""))
+        lines += ["", f"## {stage}", "", error, "", f"Log: {log}", ""]
+        lines += [f"    {line}" for line in _tail(Path(log))]
     lines += ["", "`moopd run` goes on from the last checkpoint.", ""]
     folder = home.root / "failures"
     folder.mkdir(exist_ok=True)

@@ -69,13 +69,15 @@ def _status(events: list[journal.Event], alive: bool) -> tuple[str, ...]:
     state = journal.state_of(events, alive)
     stages = {name: _stages(events, f"stage_{name}") for name in _STAGE_EVENTS}
     open_ = stages["started"] - stages["finished"]
-    end = time.time() if state == "running" else _last_word(events)
+    # A lost run lasted until its last own event, not until it was found.
+    times = [e["time"] for e in events if "time" in e and e["event"] != "run_lost"]
+    end = time.time() if state == "running" else max(times, default=0.0)
     return (
         str(events[0].get("scale", {}).get("name", "?")),
         state,
         str(len(stages["finished"])),
         str(len(stages["cached"])),
-        f"{end - events[0]['time']:.0f}",
+        f"{end - min(times, default=end):.0f}",
         "" if state == "finished" else ", ".join(sorted(open_ - stages["cached"])),
     )
 
@@ -85,9 +87,3 @@ _STAGE_EVENTS = ("started", "finished", "cached")
 
 def _stages(events: list[journal.Event], kind: str) -> set[str]:
     return {event["stage"] for event in events if event["event"] == kind}
-
-
-def _last_word(events: list[journal.Event]) -> float:
-    """A lost run lasted until its last own event, not until it was found."""
-    own = [event["time"] for event in events if event["event"] != "run_lost"]
-    return float(own[-1])

@@ -23,12 +23,12 @@ from moopd.tracking import journal
 from moopd.types import ArtifactRef
 from tasks import artifacts
 from tasks.configuration import load_configuration, wanted_systems
-from tasks.execute import MissingInput, Pending, Run, register, stage_result
+from tasks.execute import Pending, Run, register, stage_result
 from tasks.home import Home, open_home
-from tasks.keys import environment, facets, key_of
+from tasks.keys import environment
 from tasks.mirroring import Mirroring
 from tasks.progress import progress_for_stderr
-from tasks.stages import Stage, levels, pipeline
+from tasks.stages import MissingInput, Stage, below, levels, pipeline
 
 _WORKERS = int(os.environ.get("MOOPD_WORKERS", "2"))
 """Stages that run side by side; each is one process with the scale's number of threads."""
@@ -70,9 +70,11 @@ def execute(run: Run, stages: Sequence[Stage], selection: Selection) -> dict[str
     for level in levels(stages):
         for stage in level:
             if stage.name not in chosen:
-                refs |= _existing(run, stage, refs)
+                found = artifacts.existing(run.home, stage, refs, deep=run.verify)
+                refs |= {} if found is None else {stage.name: found.ref}
         ready = [s for s in level if s.name in chosen]
-        missing = sorted({n for s in ready for n in s.needs if n not in refs})
+        needed = below(stages, *(name for stage in ready for name in stage.needs))
+        missing = [stage.name for stage in needed if stage.name not in refs]
         if missing:
             raise MissingInput(missing)
         refs |= _gather([stage_result(run, s, refs, force=selection.forced(s)) for s in ready])
@@ -128,15 +130,6 @@ def open_run(
 
 _FINISHED_S, _CANCELLED_S = 120.0, 5.0
 """How long the end of a run waits for MLflow."""
-
-
-def _existing(run: Run, stage: Stage, refs: dict[str, ArtifactRef]) -> dict[str, ArtifactRef]:
-    """The artifact of a stage that is not to run: the one that fits, if there is one."""
-    if any(need not in refs for need in stage.needs):
-        return {}
-    key = key_of(facets(stage, refs))
-    found = artifacts.find(run.home, stage.name, key, deep=run.verify)
-    return {} if found is None else {stage.name: found.ref}
 
 
 def _gather(pending: Sequence[Pending]) -> dict[str, ArtifactRef]:

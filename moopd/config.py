@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def digest(self) -> str:
         """sha256 over the canonical JSON of this section."""
@@ -25,10 +25,20 @@ class Section(BaseModel):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+MAX_HOURS = 24.0 * 366
+"""A deadline beyond a year is a slip; timers of the system refuse centuries."""
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+"""Training seeds count up from the scale's, so that they stay what every library takes."""
+Size = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
 class WorldConfig(Section):
     """The synthetic world (scale tiny); see docs/tiny.md."""
 
-    seed: int = 0
+    seed: Seed = 0
     num_entities: int = Field(240, ge=20)
     train_share: float = Field(0.7, gt=0, lt=1)
     num_train: int = Field(1200, ge=1)
@@ -46,26 +56,26 @@ class DataConfig(Section):
     clean: Literal["full", "malformed"] = "full"
     overlap: Literal["drop_test", "drop_train"] = "drop_test"
     train_datasets: tuple[str, ...] = ("nq", "hotpotqa")
-    test_sizes: dict[str, int] = {}
+    test_sizes: dict[str, Annotated[int, Field(ge=0)]] = {}
     """Test questions per dataset after removal (seeded sample); empty: all."""
     dev_size: int = Field(96, ge=1)
-    train_size: int | None = None
+    train_size: Size | None = None
     """Seeded sample of the training questions; None: all."""
     require_support: bool = False
     """Keep only questions whose supporting passages are known (small local corpora)."""
     expected_rows: dict[str, int] = {}
     """`dataset/split` -> rows that must be read (paper: nq/train 79168, hotpotqa/train 90447)."""
-    sample_seed: int = 0
+    sample_seed: Seed = 0
 
 
 class EncoderConfig(Section):
     kind: Literal["hashing", "e5"] = "hashing"
     model: str | None = None
-    dimension: int = 512
+    dimension: Size = 512
     query_prefix: str = "query: "
     passage_prefix: str = "passage: "
-    max_tokens: int = 512
-    batch_size: int = 256
+    max_tokens: Size = 512
+    batch_size: Size = 256
 
 
 class RetrievalConfig(Section):
@@ -85,43 +95,43 @@ class ModelConfig(Section):
     """Folder, hub name or GGUF file (kind: pretrained)."""
     prompt_style: Literal["compact", "chat"] = "compact"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    hidden_size: int = 96
-    num_layers: int = 2
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    init_std: float = 0.06
+    hidden_size: Size = 96
+    num_layers: Size = 2
+    num_heads: Size = 4
+    num_kv_heads: Size = 2
+    init_std: Positive = 0.06
     """Of all weights of a tiny model: at the usual 0.02 copying emerges too late."""
-    rope_theta: float = 10_000.0
+    rope_theta: Positive = 10_000.0
 
 
 class TraceNoise(Section):
     """How imperfect the scripted warm-start traces are: each a probability."""
 
-    no_search: float = 0.20
-    query_noise: float = 0.12
-    summary_noise: float = 0.15
-    one_more_search: float = 0.45
-    repeated_search: float = 0.06
-    format_slip: float = 0.03
-    answers_directly: float = 0.15
-    passes_whole_question: float = 0.30
-    extra_task: float = 0.10
-    drops_report: float = 0.15
-    answer_right: float = 0.75
-    answer_wrong: float = 0.17
+    no_search: Share = 0.20
+    query_noise: Share = 0.12
+    summary_noise: Share = 0.15
+    one_more_search: Share = 0.45
+    repeated_search: Share = 0.06
+    format_slip: Share = 0.03
+    answers_directly: Share = 0.15
+    passes_whole_question: Share = 0.30
+    extra_task: Share = 0.10
+    drops_report: Share = 0.15
+    answer_right: Share = 0.75
+    answer_wrong: Share = 0.17
 
 
 class WarmStartConfig(Section):
     enabled: bool = True
     num_traces: int = Field(6000, ge=0)
     steps: int = Field(550, ge=0)
-    lr: float = 3e-3
-    tokens_per_batch: int = 4000
+    lr: Positive = 3e-3
+    tokens_per_batch: Size = 4000
     drill_steps: int = Field(0, ge=0)
     """First steps that repeat random words, from which copying emerges; part of `steps`."""
     drill_share: float = Field(0.0, ge=0, lt=1)
     """Share of drills among the later batches."""
-    context_weight: float = 0.1
+    context_weight: NotNegative = 0.1
     """Loss weight of tokens the policy did not generate."""
     gradient_checkpointing: bool = False
     noise: TraceNoise = TraceNoise()
@@ -150,13 +160,13 @@ class TrainingConfig(Section):
     group_size: int = Field(5, ge=1)
     num_candidates: int = Field(5, ge=1)
     num_minibatches: int = Field(5, ge=1)
-    lr: float = 1e-6
-    clip_ratio: float = 0.2
-    dual_clip: float = 3.0
-    entropy_coef: float = 0.001
-    grad_clip: float = 1.0
-    beta: float = 0.01
-    kl_coef: float = 0.001
+    lr: Positive = 1e-6
+    clip_ratio: Positive = 0.2
+    dual_clip: Positive = 3.0
+    entropy_coef: NotNegative = 0.001
+    grad_clip: Positive = 1.0
+    beta: NotNegative = 0.01
+    kl_coef: NotNegative = 0.001
     kl_placement: Literal["before", "after"] = "before"
     advantage_scope: Literal["per_workflow", "per_call"] = "per_workflow"
     stage1_steps: int = Field(500, ge=1)
@@ -166,9 +176,9 @@ class TrainingConfig(Section):
     validation_questions: int = Field(96, ge=1)
     tokens_per_microbatch: int = Field(8192, ge=1)
     merge_samples: bool = True
-    importance_cap: float = 2.0
+    importance_cap: Positive = 2.0
     """Truncated importance correction where the rollout engine's numerics differ."""
-    max_mismatch: float = 0.5
+    max_mismatch: NotNegative = 0.5
     """Mean |old - rollout| log-probability above which a run stops."""
     sampling: SamplingConfig = SamplingConfig()
     gradient_checkpointing: bool = False
@@ -185,7 +195,7 @@ class EvaluationConfig(Section):
 class StatisticsConfig(Section):
     num_draws: int = Field(4000, ge=1)
     confidence: float = Field(0.95, gt=0, lt=1)
-    seed: int = 0
+    seed: Seed = 0
     reference: str = "multiagent_opd"
     """Row that differences are taken from; the first row of the table where it is absent."""
     num_cases: int = Field(24, ge=0)
@@ -198,7 +208,7 @@ class CriticConfig(Section):
     kind: Literal["base_model", "http"] = "base_model"
     url: str | None = None
     model: str | None = None
-    max_retries: int = 2
+    max_retries: int = Field(2, ge=0)
     """Times a malformed verdict is asked for again; after them its report has none."""
     timeout_s: float = Field(60.0, gt=0)
     """One try of a request to the endpoint."""
@@ -240,7 +250,7 @@ class VerlConfig(Section):
     agent_workers: int = Field(8, ge=1)
     storage_units: int = Field(8, ge=1)
     """Processes of verl's queue; more than the host has cores for can hang its start."""
-    deadline_hours: float = Field(240.0, gt=0)
+    deadline_hours: float = Field(240.0, gt=0, le=MAX_HOURS)
     """A stage that takes longer is ended and counts as failed."""
     call_timeout_s: float = Field(600.0, gt=0)
     """A rollout call that takes longer fails the step, so that no session hangs for ever."""
@@ -257,9 +267,9 @@ class Scale(Section):
     description: str = ""
     caution: str = ""
     """Printed above the tables of a scale whose scores must not be taken for results."""
-    deadline_hours: float = Field(6.0, gt=0)
+    deadline_hours: float = Field(6.0, gt=0, le=MAX_HOURS)
     """A stage that takes longer is cut and fails; the next run goes on from its checkpoint."""
-    seed: int = 0
+    seed: Seed = 0
     systems: tuple[str, ...] = ()
     """Rows of systems.yaml to run; empty: all."""
     data: DataConfig = DataConfig()
@@ -283,11 +293,11 @@ def load_scale(path: Path, overrides: Sequence[str] = ()) -> Scale:
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
         raise ConfigError(f"no scale {path.stem!r} ({path}); known: {known}")
-    tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    tree = read_mapping(path)
     for override in overrides:
         _apply(tree, override)
     try:
-        return Scale(**tree)
+        return Scale.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(f"{path}: {_explain(error)}") from None
 
@@ -301,7 +311,27 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         tree = tree.setdefault(name, {})
         if not isinstance(tree, dict):
             raise ConfigError(f"override {override!r}: {name!r} is a value, not a section")
-    tree[last] = yaml.safe_load(value)
+    tree[last] = _yaml(value, f"override {override!r}")
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A YAML file of keys and values. Raises ConfigError for anything else."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); expected a YAML file") from None
+    tree = _yaml(text, str(path)) or {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: got a {type(tree).__name__}, expected `key: value` lines")
+    return tree
+
+
+def _yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        cause = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{where}: expected YAML; put text in quotes ({cause})") from None
 
 
 def _explain(error: ValidationError) -> str:
@@ -313,8 +343,13 @@ def _explain(error: ValidationError) -> str:
                 f"unknown key {where!r}; known here: {', '.join(_known_keys(item['loc']))}"
             )
         else:
-            lines.append(f"{where}: {item['msg']} (got {item['input']!r})")
+            lines.append(f"{where}: {item['msg']} (got {_cut(item['input'])})")
     return "; ".join(lines)
+
+
+def _cut(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:

@@ -13,13 +13,15 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moopd.types import ArtifactRef
 from tasks.home import Home, stage_folder
+from tasks.keys import facets, key_of
+from tasks.stages import Stage
 
 MANIFEST = "artifact.json"
 
@@ -54,7 +56,7 @@ def finish(
 ) -> ArtifactRef:  # fmt: skip
     """Seal a temporary folder: hash, flush, manifest last, rename."""
     files = _files(temporary)
-    content = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    content = _content(files)
     for name in files:
         _flush(temporary / name)
     manifest = {
@@ -74,10 +76,9 @@ def finish(
 def verify(ref: ArtifactRef, *, deep: bool = False) -> str | None:
     """What is wrong with an artifact, or None. Sizes always, sha256 of the bytes when `deep`."""
     folder = Path(ref.path)
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return f"{folder} has no readable {MANIFEST}"
+    manifest = _manifest(folder)
+    if manifest is None:
+        return f"{folder} has no readable {MANIFEST}, or one that was changed"
     if manifest["sha256"] != ref.sha256:
         return f"{folder} holds {manifest['sha256'][:12]}, expected {ref.sha256[:12]}"
     for name, (size, digest) in manifest["files"].items():
@@ -97,12 +98,27 @@ def find(home: Home, stage: str, key: str, *, deep: bool = False) -> Artifact | 
     return artifact
 
 
-def previous(home: Home, stage: str) -> Artifact | None:
-    """The newest artifact of a stage under whatever key: what `moopd plan` compares with."""
+def existing(
+    home: Home, stage: Stage, refs: Mapping[str, ArtifactRef], *, deep: bool = False
+) -> Artifact | None:
+    """The artifact that a stage has for these inputs; none where an input is not there."""
+    if any(need not in refs for need in stage.needs):
+        return None
+    return find(home, stage.name, key_of(facets(stage, refs)), deep=deep)
+
+
+def previous(home: Home, stage: str, *, whole: bool = False) -> Artifact | None:
+    """The newest artifact of a stage under whatever key: what `moopd plan` compares with.
+
+    `whole`: the newest whose bytes are those that were sealed, to show to a person.
+    """
     folder = home.artifacts / stage_folder(stage)
     sealed = [path for path in folder.glob("*/" + MANIFEST) if not path.parent.name.startswith(".")]
-    newest = max(sealed, key=lambda path: path.stat().st_mtime, default=None)
-    return None if newest is None else _read(newest.parent)
+    for path in sorted(sealed, key=lambda path: path.stat().st_mtime, reverse=True):
+        artifact = _read(path.parent)
+        if artifact and not (whole and verify(artifact.ref, deep=True)):
+            return artifact
+    return None
 
 
 def quarantine(home: Home, path: Path) -> None:
@@ -122,12 +138,29 @@ def locked(home: Home, key: str) -> Iterator[None]:
 
 
 def _read(folder: Path) -> Artifact | None:
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
+    manifest = _manifest(folder)
+    if manifest is None:
         return None
     ref = ArtifactRef(manifest["stage"], str(folder), manifest["sha256"])
     return Artifact(ref, manifest["facets"], manifest["seconds"], manifest["run"])
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of an artifact, or None where it is not as `finish` wrote it."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        facets, seconds = manifest["facets"], manifest["seconds"]
+        fits = isinstance(facets, dict) and isinstance(seconds, (int, float))
+        names = [manifest[name] for name in ("stage", "key", "run")]
+        whole = fits and all(isinstance(name, str) for name in names)
+        return manifest if whole and manifest["sha256"] == _content(manifest["files"]) else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _content(files: dict[str, Any]) -> str:
+    """The digest of an artifact: over names, sizes and digests of its files."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def _files(folder: Path) -> dict[str, tuple[int, str]]:

@@ -26,7 +26,7 @@ from tasks.home import ROOT, Home, stage_folder
 from tasks.keys import facets, key_of
 from tasks.mirroring import Mirroring
 from tasks.progress import PlainProgress, Progress
-from tasks.stages import Stage
+from tasks.stages import MissingInput, Stage
 from tasks.worker import EXIT_CONFIG, Request, write_request
 
 
@@ -40,14 +40,6 @@ class DeadlineError(StageError):
 
 class CancelledError(RuntimeError):
     """The run ends; nothing new is started."""
-
-
-class MissingInput(RuntimeError):
-    """Stages that were not asked for and have no artifact."""
-
-    def __init__(self, missing: list[str]) -> None:
-        super().__init__(f"missing upstream: {', '.join(missing)}")
-        self.missing = missing
 
 
 @dataclass

@@ -52,6 +52,11 @@ class Home:
         """Addresses of the servers that `moopd up` runs, while it runs."""
         return self.root / "server.json"
 
+    @property
+    def server_lock(self) -> Path:
+        """Held by `moopd up` as long as it runs."""
+        return self.root / "server.lock"
+
 
 def open_home(path: str | None = None) -> Home:
     """The home, created where it is missing. Raises ConfigError when it cannot be written."""

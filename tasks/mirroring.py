@@ -10,6 +10,7 @@ import sys
 import threading
 
 from moopd.tracking.store import EVALUATION, comparison_page
+from tasks import serving
 from tasks.home import ROOT, Home
 
 
@@ -32,7 +33,7 @@ class Mirroring:
 
     def finish(self, timeout_s: float, *, quiet: bool = False) -> None:
         """Take over the rest. What cannot be mirrored is said once and left to the next sync."""
-        if self._process is None and self._home.server.exists():
+        if self._process is None and serving.is_served(self._home):
             return  # Nothing was computed, and `moopd up` mirrors all runs of the home.
         self.poke()
         process = self._process
@@ -67,6 +68,6 @@ def comparison_path(home: Home) -> str:
     """Path of the page that compares all evaluated systems; empty before the first sync."""
     try:
         experiments = json.loads((home.mlflow / "experiments.json").read_text())
-    except (OSError, ValueError):
+        return comparison_page(str(experiments[EVALUATION]))
+    except (OSError, ValueError, TypeError, KeyError):
         return ""
-    return comparison_page(experiments[EVALUATION])

@@ -47,6 +47,17 @@ SOURCES: dict[Kind, tuple[str, ...]] = {
 VERSIONS: dict[Kind, int] = {**dict.fromkeys(SOURCES, 1), "statistics": 2}
 
 
+class MissingInput(RuntimeError):
+    """Stages that were not asked for and have no artifact."""
+
+    def __init__(self, missing: list[str]) -> None:
+        super().__init__(
+            f"missing upstream: {', '.join(missing)}; run these stages first (`moopd run` without "
+            "--only and --from runs what is missing)"
+        )
+        self.missing = missing
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One cached, retryable task. `reads`: the config values that can change its result."""
@@ -81,6 +92,15 @@ def pipeline(
     ]
     results = _results(scale, rows, evaluations, num_seeds)
     return [*stages, *evaluations, *results]
+
+
+def below(stages: Sequence[Stage], *names: str) -> list[Stage]:
+    """The named stages and all that they need, directly or not, in order of the pipeline."""
+    wanted = set(names)
+    for stage in reversed(stages):
+        if stage.name in wanted:
+            wanted |= set(stage.needs)
+    return [stage for stage in stages if stage.name in wanted]
 
 
 def levels(stages: Sequence[Stage]) -> list[list[Stage]]:

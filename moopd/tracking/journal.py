@@ -1,8 +1,8 @@
 """The journal: one JSON line per event, the one place where state lives.
 
-Status, plan timings and MLflow are derived from it. Each line is appended in one write; a torn
-line (power loss, full disk) is dropped on reading. A run is alive while its process holds the run's
-lock, which the kernel frees however the process ends.
+Status, plan timings and MLflow are derived from it. Each line is appended in one write; a line that
+is torn (power loss, full disk) or no event is dropped on reading. A run is alive while its process
+holds the run's lock, which the kernel frees however the process ends.
 """
 
 from __future__ import annotations
@@ -92,15 +92,37 @@ def _events(lines: Iterable[bytes]) -> Iterator[Event]:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict):
+        if isinstance(event, dict) and _is_whole(event):
             yield event
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("event", "stage", "attempt", "sha256", "path", "error", "state"), str),
+    **dict.fromkeys(("scale", "environment", "values", "reads"), dict),
+    **dict.fromkeys(("time", "seconds"), (int, float)),
+    "step": int,
+}
+_MAX_NUMBER = 1e15
+"""Beyond any time or step; a database would refuse it."""
+
+
+def _is_whole(event: Event) -> bool:
+    """Whether its readers can use an event; a line from elsewhere is read over like a torn one."""
+    if "event" not in event or (str(event["event"]).startswith("stage_") and "stage" not in event):
+        return False
+    return all(_fits(event[name], kind) for name, kind in _TYPES.items() if name in event)
+
+
+def _fits(value: Any, kind: type | tuple[type, ...]) -> bool:
+    number = float(value) if isinstance(value, (int, float)) else 0.0
+    return isinstance(value, kind) and abs(number) < _MAX_NUMBER
 
 
 def runs(folder: Path) -> list[str]:
     """All run ids, oldest first."""
-    return sorted(path.stem for path in folder.glob("*.jsonl"))
+    return sorted(path.stem for path in folder.glob("*.jsonl") if path.is_file())
 
 
 def is_alive(folder: Path, run: str) -> bool:
@@ -132,7 +154,7 @@ def state_of(events: list[Event], alive: bool) -> str:
     """running, lost, or the state that the run ended with."""
     for event in reversed(events):
         if event["event"] == "run_finished":
-            return str(event["state"])
+            return str(event.get("state", "failed"))
         if event["event"] == "run_lost":
             return "lost"
     return "running" if alive else "lost"

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 TEACHER = "moopd-teacher"
 ALIAS = "frozen"
+_NEEDS = {
+    "run_started": ("scale",),
+    "stage_started": ("attempt",),
+    "metrics": ("stage", "attempt", "step", "values"),
+    "stage_finished": ("attempt", "sha256", "path", "seconds"),
+    "stage_failed": ("attempt", "error"),
+    "stage_cached": ("origin",),
+    "run_finished": ("state",),
+}
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 
 
@@ -92,7 +101,8 @@ class _Replay:
 
     def take(self, event: Event) -> None:
         handler = getattr(self, f"_on_{event['event']}", None)
-        if handler is not None:
+        # One that lacks something would keep all that follows out for ever.
+        if handler is not None and all(name in event for name in _NEEDS.get(event["event"], ())):
             handler(event)
 
     def flush(self) -> None:
@@ -105,7 +115,8 @@ class _Replay:
 
     def _on_run_started(self, event: Event) -> None:
         parent = self._parent()
-        self._store.params(parent, {"scale": event["scale"]["name"], **_flat(event["scale"])})
+        name = event["scale"].get("name", "?")
+        self._store.params(parent, {"scale": name, **_flat(event["scale"])})
         self._store.client.log_dict(parent, event["scale"], "config.json")
 
     def _on_stage_started(self, event: Event) -> None:
@@ -121,6 +132,7 @@ class _Replay:
         self._pending.setdefault(self._child(event), []).extend(
             (name, float(value), stamp, int(event["step"]))
             for name, value in event["values"].items()
+            if isinstance(value, (int, float))
         )
 
     def _on_stage_finished(self, event: Event) -> None:

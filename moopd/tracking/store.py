@@ -6,10 +6,13 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from moopd.tracking.sqlite import damaged, put_aside
 
 PIPELINE = "moopd-pipeline"
 EVALUATION = "moopd-evaluation"
@@ -37,9 +40,8 @@ class Store:
         with locked(folder / "init.lock"):
             # The first use of a fresh sqlite store is not safe for several processes, and its
             # tables are not made in one step: one that was cut short is made anew, and replayed.
-            if not (folder / "experiments.json").exists():
-                (folder / "mlflow.db").unlink(missing_ok=True)
-                shutil.rmtree(folder / "synced", ignore_errors=True)
+            if uri is None:
+                _make_way(folder)
             from mlflow.tracking import MlflowClient
 
             self.client = MlflowClient(tracking_uri=self.uri)
@@ -141,6 +143,25 @@ class Store:
 
     def end(self, run_id: str, state: str, stamp: int) -> None:
         self.client.set_terminated(run_id, state, end_time=stamp)
+
+
+def _make_way(folder: Path) -> None:
+    """Before the first use: a database that is not there, not finished or damaged is replayed."""
+    database = folder / "mlflow.db"
+    begun = (folder / "experiments.json").exists()
+    problem = damaged(database) if begun and database.exists() else None
+    if begun and database.exists() and problem is None:
+        return
+    if problem is None:
+        database.unlink(missing_ok=True)
+    else:
+        aside = put_aside(database)
+        print(
+            f"moopd: MLflow's database was damaged ({problem}); it is kept as {aside} and made "
+            "anew from the journal",
+            file=sys.stderr,
+        )
+    shutil.rmtree(folder / "synced", ignore_errors=True)
 
 
 def comparison_page(experiment: str) -> str:

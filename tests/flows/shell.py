@@ -27,7 +27,7 @@ class Shell:
     def __call__(self, *arguments: str, code: int = 0) -> str:
         done = subprocess.run(
             self.command(*arguments), cwd=ROOT, env=self.environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=400, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout[-3000:]
         return done.stdout

@@ -24,7 +24,7 @@ from moopd.tracking.journal import (
 
 def test_events_come_back_in_order_without_a_torn_last_line(tmp_path: Path) -> None:
     book = Journal(tmp_path, "r1")
-    book.write("run_started", scale="x")
+    book.write("run_started", scale={"name": "x"})
     book.write("metrics", step=1)
     with book.path.open("ab") as stream:
         stream.write(b'{"event": "run_fin')
@@ -106,8 +106,8 @@ def test_events_of_many_writers_stay_whole(tmp_path: Path) -> None:
 
 def test_the_end_of_a_run_is_seen_behind_a_long_tail(tmp_path: Path) -> None:
     book = Journal(tmp_path, "r")
-    book.write("run_started", scale="x")
-    assert first(book.path)["scale"] == "x" and not has_ended(book.path)
+    book.write("run_started", scale={"name": "x"})
+    assert first(book.path)["scale"] == {"name": "x"} and not has_ended(book.path)
     book.write("run_finished", state="finished")
     for step in range(200):
         book.write("metrics", step=step, values={"loss": 0.5})
