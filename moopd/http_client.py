@@ -100,6 +100,18 @@ def post(
     raise NoAnswerError(f"{url} gave no answer in {tries.max_tries} tries; the last one: {cause}")
 
 
+def failure(url: httpx.URL | str, timeout_s: float = 5.0) -> str | None:
+    """Why `url` does not answer a plain GET with success; None where it does."""
+    import httpx
+
+    try:
+        with open_client(httpx.URL(url), timeout_s, max_connections=1) as client:
+            client.get(url).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 def _decoded(response: httpx.Response) -> Any:
     try:
         return response.json()

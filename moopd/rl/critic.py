@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from moopd.config import ConfigError, CriticConfig, WorkflowConfig
 from moopd.engines.base import Engine
-from moopd.http_client import NoAnswerError, Tries, address, open_client, post
+from moopd.http_client import NoAnswerError, Tries, address, failure, open_client, post
 from moopd.roles.parsing import parse
 from moopd.roles.prompts import Prompts
 from moopd.roles.render import Renderer
@@ -151,6 +151,18 @@ def judge_address(config: CriticConfig, route: str) -> Any:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return base.copy_with(path=f"{base.path.rstrip('/').removesuffix('/v1')}/v1/{route}")
+
+
+def require_judge(config: CriticConfig) -> str:
+    """The address at which the endpoint answered.
+
+    Raises JudgeError where it does not, ConfigError where `critic.url` is no address.
+    """
+    url = judge_address(config, "models")
+    cause = failure(url)
+    if cause is not None:
+        raise JudgeError(f"{url} does not answer ({cause}); start it or correct critic.url")
+    return str(url)
 
 
 def _chat_text(answer: Any) -> str:

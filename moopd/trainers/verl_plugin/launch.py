@@ -10,13 +10,15 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 from moopd.config import JUDGE_PLACE, ConfigError, Scale
 from moopd.retrieval.base import Retriever, ScoredRetriever
+from moopd.rl.critic import require_judge
+from moopd.rl.samples import needs_judge
 from moopd.trainers.checkpoints import verify, weights_digest
 from moopd.trainers.loop import TrainingResult, TrainingTask
 from moopd.trainers.verl_plugin.bridge import (
@@ -27,7 +29,7 @@ from moopd.trainers.verl_plugin.bridge import (
     world_size,
 )
 from moopd.trainers.verl_plugin.journal import Log, MetricsTail, history, next_metrics_file
-from moopd.trainers.verl_plugin.overrides import StartPoint, verl_overrides
+from moopd.trainers.verl_plugin.overrides import StartPoint, check_supported, verl_overrides
 from moopd.trainers.verl_plugin.process import VerlError, log_end, only_launcher, run_to_end
 from moopd.trainers.verl_plugin.questions import write_question_files
 from moopd.trainers.verl_plugin.serving import served
@@ -49,6 +51,8 @@ from moopd.types import CheckpointRef
 PYTHON_VARIABLE = "MOOPD_VERL_PYTHON"
 _RESULT = "result.json"
 _LOG = "verl.log"
+_STARTS = 3
+_SLOW_RAY = "The current node timed out during startup"
 
 
 def train_stage(
@@ -90,9 +94,10 @@ def train_with_verl(
             return done
         run = make_run(scale, task, base, teachers, retrieval_url, work)
         _refuse_other_run(work, run)
-        run.write()
         start = _start_point(scale, run)
         if start is not None:
+            _require_what_it_needs(scale, run, start)
+            run.write()
             launch_stage(scale, task, run, start, start_folder(base), log, mlflow_run_id)
         return _finish(run)
 
@@ -185,6 +190,13 @@ def _start_point(scale: Scale, run: VerlRun) -> StartPoint | None:
     return StartPoint(step, run.num_steps, validated)
 
 
+def _require_what_it_needs(scale: Scale, run: VerlRun, start: StartPoint) -> None:
+    """Raises before verl starts: a judge that is gone would be met minutes later."""
+    check_supported(scale, run)
+    if needs_judge(run.row) and not start.only_validate:
+        require_judge(run.critic)
+
+
 def launch_stage(
     scale: Scale,
     task: TrainingTask,
@@ -210,18 +222,27 @@ def launch_stage(
     if mlflow_run_id is not None:
         env["MLFLOW_RUN_ID"] = mlflow_run_id
         overrides.append("trainer.logger=[console,file,mlflow]")
-    shutil.rmtree(work / LOADED_FOLDER, ignore_errors=True)
     drop_other_steps(work, start.step)
     command = [str(verl_python()), "-m", "verl.trainer.main_ppo", *overrides]
     print(f"verl: step {start.step} of {run.num_steps}, log {work / _LOG}", file=sys.stderr)
     deadline_s = scale.verl.deadline_hours * 3600
-    try:
-        run_to_end(command, env, work, work / _LOG, deadline_s, MetricsTail(metrics, log).poll)
-    except VerlError as error:
-        if not (work / LOADED_FOLDER / "trainer.json").is_file():
-            raise VerlError(f"verl ended before it loaded the plug-in: {error}") from None
-        raise
+    poll = MetricsTail(metrics, log).poll
+    _started(work, lambda: run_to_end(command, env, work, work / _LOG, deadline_s, poll))
     _check_proofs(run)
+
+
+def _started(work: Path, run_once: Callable[[], None]) -> None:
+    """`run_once`, again where Ray was too slow to start: on a busy host it gives up after 30 s."""
+    for attempt in range(1, _STARTS + 1):
+        shutil.rmtree(work / LOADED_FOLDER, ignore_errors=True)
+        try:
+            return run_once()
+        except VerlError as error:
+            if (work / LOADED_FOLDER / "trainer.json").is_file():
+                raise
+            if _SLOW_RAY not in str(error) or attempt == _STARTS:
+                raise VerlError(f"verl ended before it loaded the plug-in: {error}") from None
+            print(f"verl: Ray did not start in time, start {attempt + 1}", file=sys.stderr)
 
 
 def _check_proofs(run: VerlRun) -> None:

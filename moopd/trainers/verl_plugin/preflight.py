@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import psutil
 
 from moopd.config import ConfigError, Scale
-from moopd.rl.critic import judge_address
+from moopd.http_client import failure
+from moopd.rl.critic import JudgeError, require_judge
 from moopd.systems import System
 from moopd.trainers.verl_plugin.estimate import (
     GB,
@@ -126,7 +126,12 @@ def check_host_memory(scale: Scale) -> Check:
 def check_corpus(scale: Scale) -> Check:
     name = "corpus"
     if scale.retrieval.kind == "remote":
-        return _answers(name, f"{scale.retrieval.url}/healthz", "retrieval.url")
+        url = f"{scale.retrieval.url}/healthz"
+        cause = failure(url)
+        advice = "start it or correct retrieval.url"
+        return Check(
+            name, not cause, f"{url} does not answer ({cause}); {advice}" if cause else url
+        )
     path = Path(scale.data.corpus or scale.data.path or "")
     if path.exists():
         return Check(name, True, str(path))
@@ -160,18 +165,9 @@ def check_judge(scale: Scale) -> Check:
         message = f"critic.kind is {scale.critic.kind}, expected http with critic.url"
         return Check("judge", False, message)
     try:
-        url = judge_address(scale.critic, "models")
-    except ConfigError as error:
+        return Check("judge", True, require_judge(scale.critic))
+    except (ConfigError, JudgeError) as error:
         return Check("judge", False, str(error))
-    return _answers("judge", str(url), "critic.url")
-
-
-def _answers(name: str, url: str, key: str) -> Check:
-    try:
-        httpx.get(url, timeout=5.0, trust_env=False).raise_for_status()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return Check(name, False, f"{url} does not answer ({error}); start it or correct {key}")
-    return Check(name, True, url)
 
 
 def _enough(name: str, got: float, needed: float, where: str, advice: str) -> Check:

@@ -20,11 +20,14 @@ from moopd.config import ConfigError, CriticConfig, Scale
 from moopd.engines.local import LocalEngine
 from moopd.engines.models import load_policy
 from moopd.rl.rewards import FORMAT_PENALTY
-from moopd.trainers.checkpoints import verify
+from moopd.trainers.checkpoints import verify, weights_digest
 from moopd.trainers.loop import TrainingResult
+from moopd.trainers.verl_plugin.bridge import latest_step
+from moopd.trainers.verl_plugin.journal import Log
 from moopd.trainers.verl_plugin.launch import train_with_verl, verl_python
 from moopd.trainers.verl_plugin.process import VerlError, descendants
 from moopd.trainers.verl_plugin.rows import read_samples, read_workflows
+from moopd.trainers.verl_plugin.validation import policy_folder
 from moopd.types import CheckpointRef, ScoreRequest
 from tests.rl.fake_judge import FakeJudge, user_text
 from tests.support import team
@@ -65,7 +68,6 @@ class StageOne:
     url: str
     work: Path
     result: TrainingResult
-    killed: list[int]
     resumed: list[int]
 
 
@@ -86,17 +88,17 @@ def stage_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageOne]:
                 process.kill()
 
     with scene.retrieval_server() as url:
-        with pytest.raises(VerlError, match="exit code"):
+        with pytest.raises(VerlError, match="exit code") as end:
             train_with_verl(scale, task, base, {}, url, folder, kill_at_two)
+        assert killed == [0, 1, 2], end.value
         assert descendants(str(folder)) == []
         result = train_with_verl(
             scale, task, base, {}, url, folder, lambda step, _: resumed.append(step)
         )
-        yield StageOne(base, url, folder, result, killed, resumed)
+        yield StageOne(base, url, folder, result, resumed)
 
 
 def test_a_killed_stage_goes_on_where_it_was(stage_one: StageOne) -> None:
-    assert stage_one.killed == [0, 1, 2]
     assert stage_one.resumed[-2:] == [3, 4]
     assert 1 not in stage_one.resumed
     history = stage_one.result.history
@@ -144,7 +146,11 @@ def test_a_finished_stage_is_not_run_again(stage_one: StageOne) -> None:
 
 
 def second_stage(
-    stage_one: StageOne, name: str, work: Path, critic: CriticConfig | None = None
+    stage_one: StageOne,
+    name: str,
+    work: Path,
+    critic: CriticConfig | None = None,
+    log: Log = lambda *_: None,
 ) -> TrainingResult:
     """Two steps of row `name` from the base, with what they trained on kept under `work`."""
     scale = smoke_scale_with_rows()
@@ -152,9 +158,7 @@ def second_stage(
         scale = scale.model_copy(update={"critic": critic})
     task = scene.stage(scene.system(name), scale, num_steps=2).task
     teachers = {"cmas_rl": stage_one.result.best}
-    return train_with_verl(
-        scale, task, stage_one.base, teachers, stage_one.url, work, lambda *_: None
-    )
+    return train_with_verl(scale, task, stage_one.base, teachers, stage_one.url, work, log)
 
 
 def smoke_scale_with_rows() -> Scale:
@@ -189,42 +193,72 @@ def _check_rows(work: Path, stage_one: StageOne) -> None:
 
 
 VERDICTS = ("<score> 1 </score>", "<score> 0 </score>", "cannot say")
+SCORES = (1.0, 0.0, None)
 
 
-def test_prompted_critic_is_rewarded_by_the_verdicts_of_its_endpoint(
+class JudgeOfItsOwn:
+    """What the fake endpoint says: a report's verdict is decided by what the judge is shown.
+
+    With `until` it is gone from the moment at which a checkpoint lies in that folder.
+    """
+
+    def __init__(self, until: Path | None = None) -> None:
+        self.until = until
+        self.given: list[tuple[float, int]] = []
+        """(temperature, number of the verdict)"""
+
+    def __call__(self, _: int, body: dict[str, Any]) -> str | tuple[int, bytes]:
+        if self.until is not None and latest_step(self.until):
+            return 503, b"the judge is gone"
+        verdict = zlib.crc32(user_text(body).encode()) % len(VERDICTS)
+        self.given.append((body["temperature"], verdict))
+        return VERDICTS[verdict]
+
+
+def test_prompted_critic_is_rewarded_by_its_endpoint_which_dies_in_the_middle(
     stage_one: StageOne, tmp_path: Path
 ) -> None:
-    """The endpoint is a fake that speaks the chat protocol; what it is shown decides."""
+    def critic(judge: FakeJudge) -> CriticConfig:
+        return CriticConfig(kind="http", url=judge.url, max_retries=1, max_tries=2)
 
-    def reply(_: int, body: dict[str, Any]) -> str:
-        return VERDICTS[_verdict(user_text(body))]
+    first, second = JudgeOfItsOwn(until=tmp_path), JudgeOfItsOwn()
+    cause = r"(?s)JudgeError.*status 503: the judge is gone.*start the stage again"
+    with FakeJudge(first) as judge, pytest.raises(VerlError, match=cause):
+        second_stage(stage_one, "prompted_critic", tmp_path, critic(judge))
+    assert latest_step(tmp_path) == 1
+    kept = weights_digest(policy_folder(tmp_path, 1))
+    steps: list[int] = []
 
-    with FakeJudge(reply) as judge:
-        critic = CriticConfig(kind="http", url=judge.url, max_retries=1)
-        result = second_stage(stage_one, "prompted_critic", tmp_path, critic)
-    asked = Counter(_verdict(user_text(body)) for body in judge.bodies if not body["temperature"])
-    asked_again = [body for body in judge.bodies if body["temperature"]]
-    assert asked.total() > 0 and asked[0] > 0
-    assert len(asked_again) == asked[2]
-    steps = {step: read_workflows(tmp_path, step) for step in (1, 2)}
-    scores = {1.0: 0, 0.0: 1, None: 2}
-    got = Counter(
-        scores[score] for step in steps.values() for w in step for _, score in w["verdicts"]
-    )
+    def log(step: int, _: dict[str, float]) -> None:
+        steps.append(step)
+        assert weights_digest(policy_folder(tmp_path, 1)) == kept
+
+    with FakeJudge(second) as judge:
+        result = second_stage(stage_one, "prompted_critic", tmp_path, critic(judge), log)
+    assert steps == [2]
+    for step, said in ((1, first.given), (2, second.given)):
+        workflows = read_workflows(tmp_path, step)
+        _check_verdicts(workflows, said)
+        _check_critic_rewards(workflows, result.history[step])
+
+
+def _check_verdicts(workflows: list[dict[str, Any]], said: list[tuple[float, int]]) -> None:
+    """Each report has the verdict that its judge gave; a malformed one was asked for again."""
+    asked = Counter(verdict for temperature, verdict in said if not temperature)
+    again = [verdict for temperature, verdict in said if temperature]
+    assert asked[0] > 0 and asked[1] + asked[2] > 0
+    assert again == [2] * asked[2]
+    got = Counter(SCORES.index(score) for w in workflows for _, score in w["verdicts"])
     assert got == asked
-    for step, workflows in steps.items():
-        entry = result.history[step]
-        assert entry["update/num_updates"] == 5
-        rewards = [r for w in workflows for r in w["credit"]["subtasks"] if r is not None]
-        assert entry["credit/critic_reward"] == pytest.approx(sum(rewards) / len(rewards))
-        assert "credit/searcher_reward" not in entry
-        for workflow in workflows:
-            for subtask, score in workflow["verdicts"]:
-                # A Searcher that was malformed on its way is penalised whatever it reported.
-                assert workflow["credit"]["subtasks"][subtask] in (score, FORMAT_PENALTY)
-    assert any(1.0 in workflow["credit"]["subtasks"] for workflow in steps[1] + steps[2])
 
 
-def _verdict(shown: str) -> int:
-    """Which of VERDICTS a report gets: the same whenever the judge is shown the same."""
-    return zlib.crc32(shown.encode()) % 3
+def _check_critic_rewards(workflows: list[dict[str, Any]], entry: dict[str, float]) -> None:
+    assert entry["update/num_updates"] == 5
+    assert "credit/searcher_reward" not in entry
+    rewards = [r for w in workflows for r in w["credit"]["subtasks"] if r is not None]
+    assert entry["credit/critic_reward"] == pytest.approx(sum(rewards) / len(rewards))
+    assert 1.0 in rewards
+    for workflow in workflows:
+        for subtask, score in workflow["verdicts"]:
+            # A Searcher that was malformed on its way is penalised whatever it reported.
+            assert workflow["credit"]["subtasks"][subtask] in (score, FORMAT_PENALTY)
