@@ -95,7 +95,8 @@ def _row_advantages(
     if row.owner.role is Role.SEARCHER and isinstance(signal, OpdSignal):
         return opd_advantages(_needed(row, row.opd_logprobs, "OPD"), row.old_logprobs, config.beta)
     group, unit = _place(row, train, config)
-    scalar = scalars[group].get(unit)
+    # Without any usable verdict of the critic a question has no group at all.
+    scalar = scalars.get(group, {}).get(unit)
     if scalar is None:
         return None
     if _has_kl(row, train) and config.kl_placement == "after":
@@ -166,19 +167,13 @@ def _per_call(
 ) -> dict[Group, dict[Unit, float]]:
     """Workflow rewards repeated for each call, so that every call counts in mean and std."""
     critic = isinstance(train.searcher, CriticSignal)
-    repeated: dict[Group, dict[Unit, float]] = defaultdict(dict)
-    for group, units in rewards.items():
-        if group[0] == Role.ANSWERER or (group[0] == Role.SEARCHER and critic):
-            repeated[group].update(units)
+    finer = (Role.ANSWERER, Role.SEARCHER) if critic else (Role.ANSWERER,)
+    repeated = {group: dict(units) for group, units in rewards.items() if group[0] in finer}
     for row in rows:
         group = (row.owner.role.value, row.owner.question_id)
-        if row.owner.role is not Role.ANSWERER and group in rewards and group not in repeated:
-            repeated[group] = {}
-        if row.owner.role is Role.ANSWERER or (row.owner.role is Role.SEARCHER and critic):
-            continue
-        if group in rewards:
+        if row.owner.role not in finer and group in rewards:
             key = (row.owner.group_index, row.owner.call)
-            repeated[group][key] = rewards[group][(row.owner.group_index,)]
+            repeated.setdefault(group, {})[key] = rewards[group][(row.owner.group_index,)]
     return repeated
 
 

@@ -28,7 +28,6 @@ class Microbatch:
     """
 
     input_ids: Tensor
-    lengths: Tensor
     row: Tensor
     position: Tensor
     target: Tensor
@@ -125,7 +124,6 @@ def _tensors(rows: Sequence[Row], pad_id: int) -> Microbatch:
             weights.extend(sample.rollout_weights or [1.0] * len(sample.token_ids))
     return Microbatch(
         input_ids=torch.from_numpy(ids),
-        lengths=torch.tensor([len(row.ids) for row in rows]),
         row=torch.tensor(index),
         position=torch.tensor(position),
         target=torch.tensor(target),

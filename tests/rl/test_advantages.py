@@ -18,6 +18,7 @@ OPD = TrainRow.model_validate({"searcher": {"kind": "opd", "teacher": "t"}, "kl_
 STAGE1 = TrainRow.model_validate({"searcher": {"kind": "outcome_bonus"}})
 NONE = TrainRow.model_validate({"searcher": {"kind": "none"}, "kl_teacher": "t"})
 CRITIC = TrainRow.model_validate({"searcher": {"kind": "critic"}})
+OUTCOME = TrainRow.model_validate({"searcher": {"kind": "outcome"}, "kl_teacher": "t"})
 
 # c_ij of the golden: team 0 all right, team 1 all wrong, team 2 one right of five, team 3 has one
 # malformed among wrong ones, team 4 never asked the Answerer.
@@ -112,6 +113,24 @@ def test_kl_before_normalisation_sums_over_the_owners_tokens() -> None:
     assert scalar(rows, config=config)[1::2] == pytest.approx(expected, abs=1e-9)
 
 
+def test_kl_before_normalisation_falls_on_each_candidate_apart() -> None:
+    config = replace(CONFIG, kl_placement="before", kl_coef=0.1)
+    rows = [row(1, Role.ANSWERER, 3, c, teacher=-1.0 - c) for c in range(5)]
+    # Team 1 scores 0 throughout; 2 tokens, log pi_old - log pi_T = c each: R - 0.1 * 2 * c.
+    expected = normalise([0.0, -0.2, -0.4, -0.6, -0.8])
+    assert scalar(rows, config=config) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("placement", ["before", "after"])
+def test_an_outcome_rewarded_searcher_carries_no_kl(placement: str) -> None:
+    config = replace(CONFIG, kl_placement=placement, kl_coef=0.1)  # type: ignore[arg-type]
+    rewards = (1.0, 0.0, 1.0, 0.0, -1.0)
+    given = [WorkflowCredit("q", t, 0.0, rewards[t], (), ()) for t in range(5)]
+    rows = [row(t, Role.SEARCHER, teacher=-1.0 - t) for t in range(5)]
+    got = scalar(rows, OUTCOME, config, given)
+    assert got == pytest.approx(normalise(rewards), abs=1e-12)
+
+
 def test_equal_outcomes_leave_only_the_searcher_with_a_signal() -> None:
     equal = [WorkflowCredit("q", t, 0.5, None, (), (0.0,) * 5) for t in range(5)]
     rows = [row(0, Role.LEADER), row(0, Role.ANSWERER, 2), row(0, Role.SEARCHER, 1, teacher=-0.2)]
@@ -138,6 +157,17 @@ def test_critic_compares_all_subtasks_of_the_question() -> None:
     got = scalar([row(t, Role.SEARCHER, subtask=s) for t, s in places], CRITIC, given=given)
     assert got[:4] == pytest.approx(normalise([1.0, 0.0, 1.0, -1.0]), abs=1e-12)
     assert math.isnan(got[4])  # no usable verdict: not trained
+    # A subtask is finer than a call already: the scope changes nothing.
+    config = replace(CONFIG, advantage_scope="per_call")
+    rows = [row(t, Role.SEARCHER, call=n, subtask=s) for n, (t, s) in enumerate(places)]
+    assert scalar(rows, CRITIC, config, given)[:4] == got[:4]
+
+
+def test_a_question_without_any_usable_verdict_trains_no_searcher() -> None:
+    given = [WorkflowCredit("q", t, 0.1 * t, None, (None,), ()) for t in range(5)]
+    rows = [row(0, Role.SEARCHER, subtask=0), row(0, Role.LEADER)]
+    got = assign_advantages(rows, given, CRITIC, CONFIG)
+    assert got[0] is None and got[1] is not None
 
 
 def test_per_call_scope_counts_every_call() -> None:
@@ -173,6 +203,10 @@ def test_a_reward_that_is_not_finite_stops_the_step(value: float) -> None:
 def test_a_group_of_the_wrong_size_is_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match="4 workflows, expected 5"):
         assign_advantages([], credits()[:4], OPD, CONFIG)
+    with pytest.raises(ValueError, match="6 workflows, expected 5"):
+        assign_advantages([], [*credits(), replace(credits()[0], group_index=5)], OPD, CONFIG)
+    with pytest.raises(ValueError, match="belongs to no workflow"):
+        assign_advantages([row(5, Role.LEADER)], credits(), OPD, CONFIG)
     with pytest.raises(ValueError, match="twice"):
         assign_advantages([], [*credits(), credits()[0]], OPD, CONFIG)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moopd.rl.batch import microbatches, split_minibatches
@@ -51,6 +53,28 @@ def test_microbatches_respect_tokens_and_length_spread() -> None:
     blocks = list(microbatches([*short, *long], 10, pad_id=0))
     assert [block.input_ids.shape for block in blocks] == [(1, 3), (1, 61)]
     assert sum(block.num_tokens for block in blocks) == 63
+
+
+def test_a_microbatch_is_filled_up_to_its_bound() -> None:
+    # Four rows of 3 tokens, at most 6: two and two.
+    samples = [sample(str(n), "22", team=n) for n in range(1, 5)]
+    assert [b.input_ids.shape for b in microbatches(samples, 6, pad_id=0)] == [(2, 3), (2, 3)]
+    assert [b.input_ids.shape for b in microbatches(samples, 5, pad_id=0)] == [(1, 3)] * 4
+
+
+def test_rows_of_unlike_lengths_stay_apart_even_where_they_would_fit() -> None:
+    # Longest allowed beside a row of 10: 1.2 * 10 + 4 = 16.
+    rows = [sample(str(n), "2" * (length - 1)) for n, length in enumerate((10, 16, 17), start=1)]
+    shapes = [b.input_ids.shape for b in microbatches(rows, 1000, pad_id=0)]
+    assert shapes == [(2, 16), (1, 17)]
+
+
+def test_importance_weights_go_with_their_tokens() -> None:
+    weighted = replace(sample("12", "34"), rollout_weights=(0.5, 2.0))
+    (batch,) = microbatches([weighted, sample("12", "5", call=1)], 100, pad_id=0)
+    assert dict(zip(batch.target.tolist(), batch.weights.tolist(), strict=True)) == {
+        3: 0.5, 4: 2.0, 5: 1.0,
+    }  # fmt: skip
 
 
 def test_minibatches_hold_whole_workflows_whatever_the_order() -> None:

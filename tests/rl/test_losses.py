@@ -29,6 +29,18 @@ def test_clipped_surrogate(ratio: float, advantage: float, expected: float) -> N
     assert loss.item() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize(("advantage", "expected"), [(-1.0, 3.0), (0.0, 0.0), (1.0, -1.2)])
+def test_a_ratio_beyond_float32_leaves_loss_and_gradient_finite(
+    advantage: float, expected: float
+) -> None:
+    # exp(100) is inf in float32; in the bounded branch its gradient would be 0 * inf.
+    logprobs = torch.tensor([100.0], requires_grad=True)
+    loss = ppo_token_losses(logprobs, torch.zeros(1), torch.tensor([advantage]), 0.2, 3.0)
+    torch.autograd.backward(loss.sum())
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
+    assert logprobs.grad is not None and logprobs.grad.item() == 0.0
+
+
 def test_entropy_of_two_equal_choices_is_log_two() -> None:
     logits = torch.tensor([[0.0, 0.0, -1e9]])
     assert token_entropy(logits).item() == pytest.approx(math.log(2), abs=1e-6)
@@ -48,3 +60,20 @@ def test_sum_weights_the_policy_term_and_subtracts_entropy() -> None:
     )
     # 2 * -1 + 1 * 1 - 0.1 * 1.0
     assert losses.loss.item() == pytest.approx(-1.1, abs=1e-6)
+
+
+def test_diagnostics_count_both_sides_of_the_clip_and_keep_the_sign_of_kl() -> None:
+    ratios = (1.5, 0.5, 1.1)
+    losses = sum_losses(
+        torch.tensor([math.log(ratio) for ratio in ratios]),
+        torch.zeros(3),
+        torch.zeros(3),
+        torch.ones(3),
+        torch.ones(3),
+        clip=0.2,
+        dual_clip=3.0,
+        entropy_coef=0.0,
+    )
+    assert losses.clipped.item() == 2  # 1.5 above 1.2, 0.5 below 0.8
+    # sum of log pi_old - log pi = -(ln 1.5 + ln 0.5 + ln 1.1) = -ln 0.825
+    assert losses.kl.item() == pytest.approx(-math.log(0.825), abs=1e-6)

@@ -95,6 +95,20 @@ def test_outcome_is_the_best_candidate_and_each_candidate_has_its_own_score() ->
     assert (got.searcher, got.subtasks) == (None, ())
 
 
+def test_outcome_is_the_best_candidate_wherever_it_stands() -> None:
+    got, trajectory = credit([TASK, REPORT, SELECT, ["hm", answer("y"), *CANDIDATES[:3]]], OUTCOME)
+    assert got.answers == (-1.0, 0.0, 1.0, 0.0, -1.0)
+    assert (team_outcome(trajectory), got.searcher) == (1.0, 1.0)
+
+
+def test_parallel_searches_are_one_step_in_the_leaders_reward() -> None:
+    got, trajectory = credit(
+        ["<task>a</task><task>b</task>", SEARCH, SEARCH, REPORT, REPORT, SELECT, CANDIDATES], OPD
+    )
+    assert (trajectory.num_searches, trajectory.num_tool_steps) == (2, 1)
+    assert got.leader == pytest.approx(0.9 + 0.1 / 6, abs=1e-12)
+
+
 def test_cascade_searcher_gets_outcome_and_bonus_and_there_is_no_leader() -> None:
     got, _ = credit([SEARCH, SEARCH, REPORT, CANDIDATES], BONUS, "cascade")
     assert (got.leader, got.searcher) == (None, pytest.approx(1.0, abs=1e-12))
@@ -142,6 +156,9 @@ def test_critic_rewards_subtasks() -> None:
     got, _ = credit(texts, CRITIC, judgements=verdicts)
     # a: judged 1; b: judge gave nothing usable; c: a malformed turn; d: no report.
     assert got.subtasks == (1.0, None, -1.0, 0.0)
+    # An inadequate report is worth what a missing one is, not the price of a malformed turn.
+    got, _ = credit(texts, CRITIC, judgements={**verdicts, 0: Judgement(0, "vague")})
+    assert got.subtasks == (0.0, None, -1.0, 0.0)
 
 
 def test_no_signal_leaves_the_searcher_unrewarded() -> None:

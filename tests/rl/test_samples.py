@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from moopd.rl.advantages import CreditConfig
 from moopd.rl.samples import build_samples
 from moopd.systems import TrainRow
-from moopd.types import Role, Trajectory
+from moopd.types import Completion, Role, Trajectory
 from tests.support import REPORT, SEARCH, Script, answer, play, word_tokenizer
 
 CONFIG = CreditConfig(5, 0.01, 0.001, "after", "per_workflow")
@@ -61,6 +64,7 @@ def test_layout_of_one_transcript() -> None:
         ),
     ]
     assert len(mine) == 4 + 5
+    assert batch.metrics["teacher_log_ratio"] == pytest.approx(0.25, abs=1e-12)
     # Old -0.5, teacher -0.25: OPD 0.01 * 0.25 on the Searcher's four tokens, end token included.
     assert mine[1].advantages == pytest.approx((0.0025,) * 4, abs=1e-12)
     # Answerer inside team 0: one right of five, std sqrt(.2); KL after: - 0.001 * (-0.5 + 0.25)
@@ -94,6 +98,8 @@ def test_the_teacher_scores_exact_sampled_ids_in_the_students_histories() -> Non
         for completion in call.completions
     }
     assert {(request.prompt_ids, request.token_ids) for request in asked} == sampled
+    # Once each: a team has 4 calls of one completion and one of five.
+    assert len(asked) == 5 * (4 + 5)
 
 
 def test_importance_weights_are_truncated_and_the_mismatch_is_measured() -> None:
@@ -105,3 +111,34 @@ def test_importance_weights_are_truncated_and_the_mismatch_is_measured() -> None
     assert batch.samples[0].rollout_weights == pytest.approx((1.1,) * 4)
     assert batch.metrics["rollout_mismatch"] == pytest.approx(0.25, abs=1e-12)
     assert batch.metrics["teacher_log_ratio"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_token_less_likely_than_when_sampled_weighs_less() -> None:
+    # Recomputed old -0.75, sampled -0.5: weight exp(-0.25), mismatch |-0.25|.
+    batch = build_samples(
+        five_teams(), OPD, CONFIG, {"t": Script(word_tokenizer(), str)},
+        rescore=lambda requests: [(-0.75,) * len(request.token_ids) for request in requests],
+    )  # fmt: skip
+    assert batch.samples[0].rollout_weights == pytest.approx((math.exp(-0.25),) * 4, abs=1e-12)
+    assert batch.metrics["rollout_mismatch"] == pytest.approx(0.25, abs=1e-12)
+
+
+def leader_said(trajectory: Trajectory, completion: Completion) -> Trajectory:
+    first, *rest = trajectory.calls
+    return replace(trajectory, calls=(replace(first, completions=(completion,)), *rest))
+
+
+def test_a_completion_without_tokens_is_no_sample() -> None:
+    teams = five_teams()
+    teams[0] = leader_said(teams[0], Completion((), (), "", "length"))
+    batch = build_samples(teams, OPD, CONFIG, {"t": Script(word_tokenizer(), str)})
+    assert (0, 0) not in {(s.owner.group_index, s.owner.call) for s in batch.samples}
+
+
+def test_a_weight_beyond_all_floats_is_truncated_too() -> None:
+    # exp(-0.25 + 1000) overflows.
+    teams = five_teams()
+    teams[0] = leader_said(teams[0], Completion((1,), (-1000.0,), "", "stop"))
+    script = Script(word_tokenizer(), str)
+    batch = build_samples(teams, OPD, CONFIG, {"t": script}, rescore=script.score)
+    assert batch.samples[0].rollout_weights == (2.0,)
