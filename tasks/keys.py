@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -60,8 +61,12 @@ def input_files(stage: Stage) -> dict[str, str]:
     data, model = stage.reads.get("data", {}), stage.reads.get("model", {})
     files: dict[str, str] = {}
     if stage.kind == "prepare" and data.get("source") == "files":
-        if data.get("path"):
-            files |= _digests(Path(data["path"]), needed=True)
+        if not data.get("path"):
+            raise ConfigError(
+                "got no data.path, expected a folder with questions.* and corpus.*: "
+                "--set data.path=FOLDER"
+            )
+        files |= _digests(Path(data["path"]), needed=True)
         if data.get("corpus"):
             files |= _digests(Path(data["corpus"]), needed=True)
     if stage.kind == "base" and model.get("path"):
@@ -71,9 +76,9 @@ def input_files(stage: Stage) -> dict[str, str]:
 
 def _digests(path: Path, *, needed: bool) -> dict[str, str]:
     """Every file under a path; a name that is no path (a hub name) has none."""
-    if not path.exists() and not needed:
-        return {}
     try:
+        if not needed and not path.exists():
+            return {}
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
         base = path if path.is_dir() else path.parent
         return {
@@ -82,9 +87,9 @@ def _digests(path: Path, *, needed: bool) -> dict[str, str]:
             if not file.is_dir()
         }
     except OSError as error:
-        place = error.filename or path
+        place = str(error.filename or path)
         raise ConfigError(
-            f"got an unreadable {place} ({error.strerror}); expected a file or folder to read: "
+            f"got an unreadable {place[:300]} ({error.strerror}); expected a file or folder to read: "
             "check data.path, data.corpus and model.path"
         ) from None
 
@@ -124,7 +129,7 @@ def _without_places(reads: Mapping[str, Any]) -> dict[str, Any]:
         for place in places:
             scale.get(section, {}).pop(place, None)
     path = scale.get("model", {}).get("path")
-    if path and Path(path).exists():
+    if path and os.path.exists(path):
         scale["model"]["path"] = Path(path).name
     return tree
 

@@ -77,5 +77,5 @@ def test_systems_that_are_no_rows_are_named(
     monkeypatch.setattr("tasks.configuration.CONFIGS", tmp_path)
     for text in ("a: 5\n", "a: {name: a}\n", "a: {title: x, workflow: ring}\n", "- a\n", "a: ["):
         (tmp_path / "systems.yaml").write_text(text)
-        with pytest.raises(ConfigError, match="systems.yaml"):
+        with pytest.raises(ConfigError, match=r"systems\.yaml"):
             load_configuration("mine", ())

@@ -11,6 +11,7 @@ import numpy as np
 
 from moopd.data.normalize import normalize_answer
 from moopd.evaluation.metrics import Column, whole
+from moopd.evaluation.records import RecordsError
 from moopd.evaluation.scoring import Scored
 
 
@@ -51,9 +52,22 @@ def format_failures(scored: Scored) -> dict[str, int]:
     found: Counter[str] = Counter()
     for text in scored.attempts.format_failures:
         if text and text != "{}":
-            found.update(json.loads(text))
+            found.update(_failure_counts(scored.attempts.system, text))
     found.update(f"final_answer/{kind}" for kind in scored.failures if kind is not None)
     return dict(sorted(found.items()))
+
+
+def _failure_counts(system: str, text: str) -> dict[str, int]:
+    try:
+        counts = json.loads(text)
+    except (ValueError, RecursionError):
+        counts = None
+    if not isinstance(counts, dict) or any(type(n) is not int or n < 0 for n in counts.values()):
+        raise RecordsError(
+            f"{system}: format_failures: got {text[:80]}, expected an object of counts such as "
+            '{"searcher/unclosed": 1}'
+        )
+    return counts
 
 
 def correct_histogram(scored: Scored) -> list[int]:

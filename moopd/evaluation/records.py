@@ -103,7 +103,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
             _check_whole(item.name, values)
         try:
             columns.append(pa.array(values, type=item.type))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError) as error:
             raise RecordsError(f"column {item.name!r}: expected {item.type}: {error}") from None
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
@@ -152,9 +152,10 @@ def read_table(path: Path) -> pa.Table:
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         rows = [row for _, row in _json_rows(path)]
         try:
-            return _checked(_table(rows), path)
+            table = _table(rows)
         except RecordsError as error:
             raise RecordsError(f"{path}: {error}", error.ids) from None
+        return _checked(table, path)
     raise RecordsError(f"{path}: unknown ending; expected .parquet, .jsonl or .jsonl.gz")
 
 
@@ -219,7 +220,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             cut = "" if line.endswith(b"\n") else "; the file ends in the middle of this record"
             raise RecordsError(
                 f"{where}: no JSON ({error}){cut}; last complete record: {last}", [last]

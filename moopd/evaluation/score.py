@@ -71,7 +71,7 @@ def load_questions(path: Path) -> list[Question]:
     if path.suffix == ".jsonl":
         try:
             return read_questions(path)
-        except DataError:
+        except (DataError, UnicodeDecodeError, RecursionError):
             # Not our own layout: the reader below takes any and names what it cannot take.
             pass
     rows = [

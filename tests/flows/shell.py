@@ -23,10 +23,16 @@ class Shell:
     """The `moopd` command with a home of its own."""
 
     home: Path
+    root: Path = ROOT
+    """The sources that it runs."""
+
+    def of(self, root: Path) -> Shell:
+        """The same home, under a copy of the sources."""
+        return Shell(self.home, root)
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         done = subprocess.run(
-            self.command(*arguments), cwd=ROOT, env=self.environment(), text=True,
+            self.command(*arguments), cwd=self.root, env=self.environment(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout[-3000:]
@@ -37,7 +43,8 @@ class Shell:
 
     def environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MOOPD_"))}
-        return {**kept, "COLUMNS": "160"}
+        # Before the installed package.
+        return {**kept, "COLUMNS": "160", "PYTHONPATH": str(self.root)}
 
     def artifact(self, stage: str) -> Path:
         (path,) = (self.home / "artifacts" / stage.replace("/", "__")).glob("[!.]*")
@@ -52,7 +59,7 @@ class Shell:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """In the background, in a process group of its own; output is kept in the pipe."""
         return subprocess.Popen(
-            self.command(*arguments), cwd=ROOT, env=self.environment(), text=True,
+            self.command(*arguments), cwd=self.root, env=self.environment(), text=True,
             start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             preexec_fn=end_with_parent,
         )  # fmt: skip
@@ -64,7 +71,7 @@ class Shell:
     def executed(self, since: int) -> list[object]:
         return [e["stage"] for e in self.events()[since:] if e["event"] == "stage_finished"]
 
-    def wait_for(self, kind: str, stage: str, since: int = 0, timeout_s: float = 150) -> None:
+    def wait_for(self, kind: str, stage: str, since: int = 0, timeout_s: float = 400) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for event in self.events()[since:]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -14,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tasks.home import ROOT
-from tests.flows.shell import Shell
+from tests.flows.shell import Shell, kill_9
 
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A finished smoke chain of all eight rows, in a home with a space and accents."""
+    """Case 35. A finished smoke chain of all eight rows, in a home with a space and accents."""
     shell = Shell(tmp_path_factory.mktemp("état de fait"))
     output = shell("run", "--scale", "smoke")
     assert "Report:" in output and "compareRunsMode=CHART" in output
@@ -61,6 +60,7 @@ def test_plan_says_cached_then_names_the_facet_that_changed(shell: Shell) -> Non
 
 
 def test_a_removed_artifact_is_recomputed_alone(shell: Shell) -> None:
+    """Case 28, a removed file."""
     before, since = shell.digests(), len(shell.events())
     (shell.artifact("freeze/multiagent_opd") / "history.json").unlink()
     shell(*RUN)
@@ -74,6 +74,30 @@ def test_force_runs_a_stage_again_and_equal_bytes_stop_there(shell: Shell) -> No
     shell(*RUN, "--only", "evaluate/cmas_base", "--force", "evaluate/cmas_base")
     assert shell.executed(since) == ["evaluate/cmas_base"]
     assert shell.digests() == before
+
+
+def test_a_constant_in_a_helper_of_a_stage_makes_it_stale_and_is_named(
+    shell: Shell, tmp_path: Path
+) -> None:
+    """Case 29. The same home seen from a copy of the sources in which one number differs."""
+    for part in ("moopd", "tasks", "flows", "configs"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    plan = ("plan", "--scale", "smoke")
+    elsewhere = shell.of(tmp_path)
+    # Where the sources lie is no facet.
+    assert {"stale", "missing", "waiting"}.isdisjoint(elsewhere(*plan).split())
+    helper = tmp_path / "moopd" / "rl" / "advantages.py"
+    text = helper.read_text()
+    changed = text.replace("EPSILON = 1e-6", "EPSILON = 1e-5")
+    assert changed != text
+    helper.write_text(changed)
+    rows = {cells[1]: cells for line in elsewhere(*plan).splitlines()
+            if len(cells := [cell.strip() for cell in line.split("│")]) > 4}  # fmt: skip
+    assert rows["train/cmas_rl"][2] == "stale"
+    assert rows["train/cmas_rl"][3].startswith("sources.moopd/rl: ")
+    assert [name for name, cells in rows.items() if cells[2] == "cached"] == [
+        "prepare", "index", "base", "evaluate/cmas_base", "evaluate/hmas_base",
+    ]  # fmt: skip
 
 
 def test_exit_codes(shell: Shell, tmp_path: Path) -> None:
@@ -107,31 +131,19 @@ KILLS = (("base", "stage_started", 1.0), ("train/cmas_rl", "metrics", 0.0),
 
 
 def test_three_kills_lead_to_the_bytes_of_an_undisturbed_run(shell: Shell, tmp_path: Path) -> None:
-    """Warm start, Stage I and an evaluation lose all their processes (kill -9) in one chain."""
+    """Case 32. Warm start, Stage I and an evaluation lose all processes (kill -9) in one chain."""
     other = Shell(tmp_path / "killed")
     chain = (*RUN, "--system", "cmas_rl")
     for stage, event, after_s in KILLS:
-        process = subprocess.Popen(
-            other.command(*chain), cwd=ROOT, env=other.environment(), start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        _wait_for(other, f'"stage": "{stage}"', f'"{event}"')
-        time.sleep(after_s)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process = other.start(*chain)
+        try:
+            other.wait_for(event, stage)
+            time.sleep(after_s)
+        finally:
+            kill_9(process)
     other(*chain)
     ours, theirs = other.digests(), shell.digests()
     for stage in ("prepare", "index", "base", "train__cmas_rl", "evaluate__cmas_rl"):
         assert ours[stage] == theirs[stage], stage
     states = [e["event"] for e in other.events() if e["event"] in ("run_lost", "run_finished")]
     assert states == ["run_lost"] * len(KILLS) + ["run_finished"]
-
-
-def _wait_for(shell: Shell, *words: str) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        for path in (shell.home / "journal").glob("*.jsonl"):
-            if any(all(word in line for word in words) for line in path.open()):
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"no event with {words} within two minutes")

@@ -120,6 +120,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 
 def test_a_changed_byte_is_found_when_asked_and_its_stage_runs_alone(prepared: Shell) -> None:
+    """Case 28, a damaged file."""
     before, since = prepared.digests(), len(prepared.events())
     file = prepared.artifact("prepare") / "corpus.jsonl"
     data = bytearray(file.read_bytes())

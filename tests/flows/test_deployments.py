@@ -59,6 +59,7 @@ def wait(shell: Shell, flow_run: str) -> tuple[str, str]:
 def test_a_stage_runs_from_its_deployment_and_an_overlapping_schedule_is_skipped(
     scheduled: Shell,
 ) -> None:
+    """Case 38."""
     only = {"scale": "smoke", "only": ["prepare"]}
     both = [start(scheduled, "reproduce/nightly-tiny", **only) for _ in range(2)]
     ended = sorted(wait(scheduled, flow_run)[0] for flow_run in both)

@@ -78,6 +78,7 @@ def left_over(shell: Shell) -> list[str]:
 
 
 def test_after_kill_9_the_next_run_goes_on_and_nothing_stays_running(served: Shell) -> None:
+    """Case 32."""
     process = served.start(*UP_TO_BASE)
     served.wait_for("stage_started", "base")
     kill_9(process)
@@ -92,6 +93,7 @@ def test_after_kill_9_the_next_run_goes_on_and_nothing_stays_running(served: She
 
 
 def test_two_identical_runs_compute_once_and_the_second_outlives_the_first(served: Shell) -> None:
+    """Case 31."""
     force = ("run", *NANO, "--set", "seed=1", "--only", "prepare", "--only", "index")
     since = len(served.events())
     both = [served.start(*force) for _ in range(2)]
@@ -118,6 +120,7 @@ def test_two_identical_runs_compute_once_and_the_second_outlives_the_first(serve
 
 
 def test_a_changed_parameter_does_not_collide_in_the_tracker(served: Shell) -> None:
+    """Case 37."""
     for size in (5, 6):
         said = served("run", *NANO, "--set", f"data.dev_size={size}", "--only", "prepare")
         assert "MLflow is behind" not in said
@@ -152,7 +155,7 @@ def test_kill_9_of_the_command_alone_leaves_no_orphan(tmp_path: Path) -> None:
 
 
 def test_four_processes_on_a_fresh_home_without_a_network(tmp_path: Path) -> None:
-    """A proxy that is not there stands for the missing network."""
+    """Cases 33 and 36. A proxy that is not there stands for the missing network."""
     shell = Shell(tmp_path / "four")
     nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9")
     environment = {**shell.environment(), **nowhere, "NO_PROXY": "127.0.0.1,localhost"}
@@ -172,14 +175,18 @@ def test_four_processes_on_a_fresh_home_without_a_network(tmp_path: Path) -> Non
 
 
 def test_input_that_cannot_be_read_is_an_error_and_never_a_hit(tmp_path: Path) -> None:
+    """Case 30."""
     shell = Shell(tmp_path / "home")
     missing = tmp_path / "nothing here"
     files = ("--scale", "smoke", "--set", "data.source=files", "--set", f"data.path={missing}")
     for command in ("run", "plan"):
         assert "nothing here" in shell(command, *files, code=2)
+    assert "--set data.path=FOLDER" in shell("plan", *files[:4], code=2)
+    assert "unreadable xxx" in shell("plan", *files[:4], "--set", f"data.path={'x' * 900}", code=2)
 
 
 def test_a_home_that_cannot_be_written_is_named_within_three_seconds(tmp_path: Path) -> None:
+    """Case 34."""
     (tmp_path / "file").write_text("")
     shell = Shell(tmp_path / "file" / "home")
     used: list[float] = []
