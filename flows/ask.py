@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from moopd.config import Scale
+from moopd.config import ConfigError, Scale
+from moopd.printable import printable
 from moopd.systems import System
 from moopd.types import ArtifactRef, CheckpointRef, Question, Retrieval, Subtask, Trajectory
 from tasks import artifacts
@@ -23,6 +24,7 @@ def answer_question(
     text: str, scale: str, overrides: Sequence[str], system: str, home: Home
 ) -> None:
     """Answer with the best checkpoint of `system`. Raises MissingInput when it is not trained."""
+    _check_question(text)
     settings, rows = load_configuration(scale, overrides)
     if system not in rows:
         raise ValueError(f"unknown system {system!r}; known: {', '.join(rows)}")
@@ -32,6 +34,20 @@ def answer_question(
     policy = found[policy_stage]
     trajectory = _roll_out(settings, row, text, read_ref(policy), found["index"])
     show(trajectory, row.title, Console())
+
+
+def _check_question(text: str) -> None:
+    if not text.strip():
+        raise ConfigError(
+            'got an empty question, expected text: moopd ask "who ...?" --system NAME'
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"got the question {text[:80]!r}, which is no UTF-8; expected text: check the "
+            "terminal's encoding"
+        ) from None
 
 
 def pipeline_artifacts(
@@ -78,14 +94,14 @@ def _roll_out(
 
 def show(trajectory: Trajectory, title: str, console: Console) -> None:
     """Rounds, subtasks, searches, passages, reports, answer. Text from outside is never markup."""
-    console.rule(Text(f"{title}: {trajectory.question.text}"))
+    console.rule(Text(printable(f"{title}: {trajectory.question.text}")))
     for subtask in trajectory.subtasks:
         console.print(_subtask(trajectory, subtask))
     chosen = ", ".join(map(str, trajectory.selected)) or "none"
     console.print(Text(f"Reports passed to the Answerer: {chosen}", style="dim"))
     answer = trajectory.answers[0] if trajectory.answers else None
     said = answer if answer is not None else f"no answer ({trajectory.stop.value})"
-    console.print(Panel(Text(said, style="bold"), title="Answer", border_style="green"))
+    console.print(Panel(Text(printable(said), style="bold"), title="Answer", border_style="green"))
     console.print(
         Text(
             f"{trajectory.num_searches} searches, {trajectory.num_rounds} rounds, "
@@ -102,18 +118,18 @@ def _subtask(trajectory: Trajectory, subtask: Subtask) -> Panel:
             lines.append_text(_retrieval(retrieval))
     for report in trajectory.reports:
         if report.subtask == subtask.id:
-            lines.append(f"report {report.id}: {report.text}\n", style="yellow")
+            lines.append(printable(f"report {report.id}: {report.text}\n"), style="yellow")
     if not lines:
         lines.append("no search, no report\n", style="dim")
     head = f"Round {subtask.round}, subtask {subtask.id + 1}: "
-    return Panel(lines, title=Text(head + subtask.text), title_align="left")
+    return Panel(lines, title=Text(printable(head + subtask.text)), title_align="left")
 
 
 def _retrieval(retrieval: Retrieval) -> Text:
-    lines = Text(f"search: {retrieval.query}\n", style="cyan")
+    lines = Text(printable(f"search: {retrieval.query}\n"), style="cyan")
     if retrieval.error is not None:
-        lines.append(f"  retrieval failed: {retrieval.error}\n", style="red")
+        lines.append(printable(f"  retrieval failed: {retrieval.error}\n"), style="red")
     for passage in retrieval.passages:
         text = passage.text if len(passage.text) <= 160 else passage.text[:157] + "..."
-        lines.append(f"  {passage.title}: {text}\n", style="dim")
+        lines.append(printable(f"  {passage.title}: {text}\n"), style="dim")
     return lines

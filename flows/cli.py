@@ -37,10 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _said(error: Exception) -> str:
+    from moopd.printable import printable
+
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         home = os.environ.get("MOOPD_HOME", "the home")
         return f"no space left for {error.filename or home}: free some and try again"
-    return str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.strerror}: {str(error.filename)[:300]}; expected a place that can be used"
+    return printable(str(error))
 
 
 def _parser() -> argparse.ArgumentParser:

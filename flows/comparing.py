@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moopd.evaluation.results import BySet, Difference, Estimate, Results, read_results
+from moopd.printable import printable
 
 
 def print_comparison(path: Path, rows: Sequence[str], metric: str) -> None:
@@ -37,7 +38,7 @@ def _scores(results: Results, rows: Sequence[str], metric: str) -> Table:
         strict = results.system(name).strict
         if metric not in strict:
             raise ValueError(f"no metric {metric!r}; known: {', '.join(strict)}")
-        table.add_row(Text(results.title(name)), *_cells(strict[metric], results.sets))
+        table.add_row(Text(printable(results.title(name))), *_cells(strict[metric], results.sets))
     return table
 
 
@@ -50,7 +51,7 @@ def _differences(results: Results, pairs: Sequence[Difference]) -> Table:
     table = Table("difference", "macro", "sets won", title="paired, same questions and draws")
     for pair in pairs:
         name = f"{results.title(pair.first)} - {results.title(pair.second)}"
-        table.add_row(Text(name), _interval(pair.macro), str(pair.num_wins))
+        table.add_row(Text(printable(name)), _interval(pair.macro), str(pair.num_wins))
     return table
 
 

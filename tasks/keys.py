@@ -89,8 +89,8 @@ def _digests(path: Path, *, needed: bool) -> dict[str, str]:
     except OSError as error:
         place = str(error.filename or path)
         raise ConfigError(
-            f"got an unreadable {place[:300]} ({error.strerror}); expected a file or folder to read: "
-            "check data.path, data.corpus and model.path"
+            f"got an unreadable {place[:300]} ({error.strerror}); expected a file or folder to "
+            "read: check data.path, data.corpus and model.path"
         ) from None
 
 

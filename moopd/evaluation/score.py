@@ -20,6 +20,7 @@ from moopd.evaluation.report import INTERVAL_NOTE, write_report
 from moopd.evaluation.results import Provenance, Results, RunProvenance
 from moopd.evaluation.scoring import FLEXIBLE_RULES, load_rules
 from moopd.evaluation.tables import Cell, Table, Tables
+from moopd.printable import printable
 from moopd.systems import load_systems
 from moopd.types import Question
 
@@ -116,7 +117,7 @@ def rich_table(table: Table, title: str) -> RichTable:
 
 def _shown(cell: Cell) -> str:
     style = _STYLES.get(cell.mark)
-    text = escape(cell.text)
+    text = escape(printable(cell.text))
     small = [cell.interval, f"paper {cell.paper}" if cell.paper else "", *cell.notes]
     lines = [f"[{style}]{text}[/{style}]" if style else text]
     return "\n".join([*lines, *(f"[dim]{escape(line)}[/dim]" for line in small if line)])

@@ -12,10 +12,10 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SIBLINGS = ("", "-wal", "-shm", "-journal")
 
 
-def damaged(database: Path) -> str | None:
+def damaged(database: Path, wait_s: float = 5.0) -> str | None:
     """What is wrong with a database that is there, or None. A busy one is not damaged."""
     try:
-        with closing(sqlite3.connect(database)) as connection:
+        with closing(sqlite3.connect(database, timeout=wait_s)) as connection:
             (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from moopd.evaluation.attempts import arrange, question_set, split_systems
+from moopd.evaluation.diagnostics import _failure_counts
 from moopd.evaluation.journal import Journal
 from moopd.evaluation.records import (
     SCHEMA,
@@ -97,6 +98,27 @@ def test_wrong_rows_are_refused(tmp_path: Path, row: object, message: str) -> No
     path.write_text(json.dumps(row) + "\n")
     with pytest.raises(RecordsError, match=message):
         read_table(path)
+
+
+def test_json_that_cannot_be_text_is_refused_with_its_line_and_file_once(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    row = {"system": "a", "question_id": "q", "attempt": 0}
+    for text, message in (
+        ("[" * 100_000, "line 1: no JSON"),
+        (json.dumps({**row, "output": "half \ud800"}), "column 'output': expected string"),
+        (json.dumps({**row, "output": None}), "column 'output' is empty"),
+    ):
+        path.write_text(text + "\n")
+        with pytest.raises(RecordsError, match=message) as refused:
+            read_table(path)
+        assert str(refused.value).count(str(path)) == 1
+
+
+@pytest.mark.parametrize("text", ['"x"', "[1]", '{"a": -1}', '{"a": true}', "{", "5"])
+def test_format_failures_that_are_no_counts_are_refused(text: str) -> None:
+    with pytest.raises(RecordsError, match="expected an object of counts"):
+        _failure_counts("cmas_rl", text)
+    assert _failure_counts("cmas_rl", '{"searcher/unclosed": 2}') == {"searcher/unclosed": 2}
 
 
 def test_wrong_parquet_columns_are_refused(tmp_path: Path) -> None:

@@ -54,3 +54,28 @@ def test_replaying_twice_changes_nothing_and_lost_runs_are_killed(tmp_path: Path
     assert parent.data.params["training.lr"] == "0.1"
     assert parent.data.tags["mlflow.source.git.commit"] == "abc"
     assert "compareRunsMode=CHART" in mirror.comparison_path()
+
+
+def test_lines_of_others_in_a_journal_do_not_keep_the_rest_out(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    from moopd.tracking.mlflow_mirror import PIPELINE, Mirror
+
+    journals = tmp_path / "journal"
+    journals.mkdir()
+    book = write_run(journals)
+    for event in ("stage_started", "stage_finished", "stage_failed", "stage_cached"):
+        book.write(event, stage="x")
+    for event in ("metrics", "run_started", "run_finished", "nonsense"):
+        book.write(event)
+    book.write("metrics", stage="train/a", attempt="a1", step=7, values={"dev/em": "much", "a": 1})
+    with book.path.open("ab") as stream:
+        stream.write(b"\xff\n{}\n[1]\n")
+    book.write("run_finished", state="finished")
+    mirror = Mirror(tmp_path / "mlflow")
+    mirror.sync(journals)
+    assert mirror.sync(journals) == 0
+    client = MlflowClient(tracking_uri=mirror.uri)
+    experiment = client.get_experiment_by_name(PIPELINE)
+    runs = client.search_runs([experiment.experiment_id])
+    assert len(runs) == 2 and {run.info.status for run in runs} == {"FINISHED", "KILLED"}
