@@ -22,9 +22,9 @@ from moopd.config import ConfigError
 from moopd.tracking.sqlite import damaged, put_aside
 from tasks import serving
 from tasks.children import end_group
+from tasks.guard import end_with_parent
 from tasks.home import ROOT, Home
 from tasks.mirroring import Mirroring
-from tasks.worker import end_with_parent
 
 if TYPE_CHECKING:
     from moopd.tracking.mlflow_mirror import Mirror
@@ -82,11 +82,10 @@ def api(home: Home) -> Iterator[bool]:
 def _server(home: Home, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
     with _log(home, name).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, *arguments],
+            [sys.executable, "-m", "tasks.guard", str(os.getpid()), sys.executable, *arguments],
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=end_with_parent,
             env=_quiet(),
         )
 

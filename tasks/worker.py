@@ -6,10 +6,8 @@ it dies itself. Plain progress lines go to stdout, metrics to the run's journal.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,10 +19,10 @@ from moopd.config import ConfigError, Scale
 from moopd.systems import System
 from moopd.tracking.journal import Journal
 from moopd.types import ArtifactRef
+from tasks.guard import end_with_parent
 from tasks.home import Home
 
 EXIT_CONFIG = 2
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -107,13 +105,8 @@ def read_request(path: Path) -> Request:
     )
 
 
-def end_with_parent() -> None:
-    """Ask the kernel to end this process when its parent goes, however it goes."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def die_with_parent(parent: int) -> None:
-    """The same for a parent that may be gone already."""
+    """End when the parent goes, which may be gone already."""
     end_with_parent()
     if os.getppid() != parent:
         os._exit(1)

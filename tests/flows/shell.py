@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moopd.tracking.journal import read
+from tasks.guard import end_with_parent
 from tasks.home import ROOT
-from tasks.worker import end_with_parent
 
 
 @dataclass(frozen=True)
