@@ -85,9 +85,8 @@ def parse_answerer(text: str) -> GiveAnswer | FormatError:
     if start < 0:
         opened = "<answer>" in text
         return FormatError(FormatErrorKind.UNCLOSED if opened else FormatErrorKind.NO_ACTION)
-    content = text[start + len("<answer>") : end].strip()
     # A second closing tag belongs to an outer answer: its text after the inner one is no answer.
-    content = content.split("</answer>")[0].strip()
+    content = text[start + len("<answer>") : end].split("</answer>")[0].strip()
     return GiveAnswer(content) if content else FormatError(FormatErrorKind.EMPTY)
 
 

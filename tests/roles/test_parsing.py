@@ -44,6 +44,8 @@ def bad(kind: FormatErrorKind) -> FormatError:
         ("<answer>b</answer>", bad(K.WRONG_ROLE)),
         ("<think><search>a</search></think><search>b</search>", Search("b")),
         ("<think><search>a</search>", bad(K.UNCLOSED)),
+        ("<think>a</think><search>b</search><think>c</think>", Search("b")),
+        ("<search>a</search><search>b", bad(K.UNCLOSED)),
     ],
 )
 def test_searcher(text: str, expected: Action) -> None:
@@ -58,6 +60,7 @@ def test_searcher(text: str, expected: Action) -> None:
         ("<answer>a</answer>" * 30 + "<answer>b</answer>", GiveAnswer("b")),
         ("<answer>a<answer>b</answer>", GiveAnswer("b")),
         ("<answer>a</answer><answer>b", GiveAnswer("a")),
+        ("<answer>a</answer> b</answer>", GiveAnswer("a")),
         ("<answer>x", bad(K.UNCLOSED)),
         ("x</answer>", bad(K.NO_ACTION)),
         ("<answer>  </answer>", bad(K.EMPTY)),
@@ -100,6 +103,7 @@ def test_leader(text: str, expected: Action) -> None:
         ("<score>0.5</score>", bad(K.EMPTY)),
         ("<hint>good</hint>", bad(K.NO_ACTION)),
         ("<score>1</score><score>0</score>", bad(K.SEVERAL_ACTIONS)),
+        ("<score>1</score><hint>a</hint><hint>b</hint>", bad(K.SEVERAL_ACTIONS)),
     ],
 )
 def test_critic(text: str, expected: Action) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moopd.config import WorkflowConfig
 from moopd.roles.prompts import Prompts
-from moopd.types import FormatError, FormatErrorKind, Role, StopReason
+from moopd.types import FormatError, FormatErrorKind, Passage, Role, StopReason
 from moopd.workflows.base import Reply, RetrievalOutcome, Workflow
 from moopd.workflows.cascade import Cascade
 from moopd.workflows.hierarchy import Hierarchy
@@ -106,6 +106,57 @@ def test_step_budget_leaves_no_report_of_unfinished_searchers() -> None:
     machine = hierarchy(hierarchy_steps=2)
     drive(machine, ("<task>a</task>",), (SEARCH,), (SEARCH,))
     assert (machine.stop, machine.reports) == (StopReason.STEP_BUDGET, [])
+
+
+def test_the_answerer_sees_the_selected_reports_alone_in_the_leaders_order() -> None:
+    machine = hierarchy()
+    tasks = ("<task>a</task><task>b</task><task>c</task>",)
+    drive(machine, tasks, tuple(f"<report> {word} </report>" for word in ("x", "y", "z")))
+    drive(machine, ("<select> 3 1 </select>",))
+    (ask,) = machine.pending()
+    assert machine.selected == (3, 1)
+    assert ask.messages[-1].content == "answerer question who a report 3 z report 1 x"
+
+
+def test_the_leader_sees_the_reports_of_the_last_round_alone() -> None:
+    machine = hierarchy()
+    drive(machine, *[("<task>a</task>",), (REPORT,)] * 2)
+    (ask,) = machine.pending()
+    assert ask.messages[0].content == "report 2 x"
+
+
+def test_of_one_dispatch_only_so_many_subtasks_are_taken() -> None:
+    machine = hierarchy(max_subtasks_per_round=2)
+    drive(machine, ("<task>a</task><task>b</task><task>c</task>",))
+    assert [subtask.text for subtask in machine.subtasks] == ["a", "b"]
+    assert len(machine.pending()) == 2
+
+
+def test_candidates_are_asked_of_the_answerer_alone() -> None:
+    machine = Hierarchy(QUESTION, WorkflowConfig(), Prompts("compact"), num_candidates=5)
+    asked = []
+    for text in ("<task>a</task>", SEARCH, REPORT, "<select> 1 </select>", answer()):
+        (ask,) = machine.pending()
+        asked.append((ask.role, ask.num_candidates))
+        drive(machine, (text,))
+    assert asked == [
+        (Role.LEADER, 1), (Role.SEARCHER, 1), (Role.SEARCHER, 1), (Role.LEADER, 1),
+        (Role.ANSWERER, 5),
+    ]  # fmt: skip
+
+
+def test_the_record_counts_steps_as_the_machine_did_and_sums_cut_passages() -> None:
+    machine = Cascade(QUESTION, WorkflowConfig(), Prompts("compact", max_passage_words=1))
+    cut = RetrievalOutcome((Passage("p", "t", "red harbor"), Passage("q", "t", "red")))
+    for _ in range(2):
+        machine.pending()
+        machine.deliver([[Reply(SEARCH)]])
+        machine.deliver_passages([cut])
+    drive(machine, (REPORT,), (answer(),))
+    record = machine.trajectory(3, [])
+    # Searches in passes 1 and 2, one of two passages cut each time; report and answer in pass 3.
+    assert (record.group_index, record.num_steps, record.num_tool_steps) == (3, 3, 2)
+    assert record.num_cut_passages == 2
 
 
 def test_leader_sees_reports_and_what_is_missing() -> None:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from moopd.config import WorkflowConfig
 from moopd.retrieval.base import RetrievalError
-from moopd.types import Question, Role, StopReason
+from moopd.types import (
+    Completion,
+    FormatError,
+    FormatErrorKind,
+    GenerateRequest,
+    Passage,
+    Question,
+    Role,
+    StopReason,
+)
 from moopd.workflows.rollout import Job, derive_seed, run_workflows
 from tests.support import REPORT, SEARCH, OnePassage, Script, answer, play, team, word_tokenizer
 
@@ -61,6 +71,56 @@ def test_an_over_long_prompt_ends_the_workflow_as_context() -> None:
     )
     assert trajectory.stop is StopReason.CONTEXT
     assert trajectory.answers == ()
+
+
+def test_a_prompt_of_exactly_the_limit_is_asked() -> None:
+    tokenizer = word_tokenizer()
+    question = Question("q", "nq", "who a", ("x",))
+    # [user] searcher question who a subtask who a [assistant]
+    for limit, num_calls in ((9, 1), (8, 0)):
+        config = WorkflowConfig(max_input_tokens=limit, max_output_tokens=8)
+        (trajectory,) = run_workflows(
+            [Job(question, 0, 1)], team("cascade", tokenizer, config=config),
+            Script(tokenizer, lambda *_: SEARCH), OnePassage(),
+        )  # fmt: skip
+        assert (len(trajectory.calls), trajectory.stop) == (num_calls, StopReason.CONTEXT)
+
+
+def test_a_completion_that_the_token_limit_ended_is_a_cut_one() -> None:
+    class Cut(Script):
+        def generate(self, requests: Sequence[GenerateRequest]) -> list[tuple[Completion, ...]]:
+            found = super().generate(requests)
+            return [tuple(replace(c, finish="length") for c in group) for group in found]
+
+    tokenizer = word_tokenizer()
+    (trajectory,) = run_workflows(
+        [Job(Question("q", "nq", "who a", ("x",)), 0, 1)], team("cascade", tokenizer),
+        Cut(tokenizer, lambda *_: "<search> a"), OnePassage(),
+    )  # fmt: skip
+    assert trajectory.calls[0].actions == (FormatError(FormatErrorKind.CUT),)
+
+
+def test_live_workflows_are_bounded_and_equal_queries_are_searched_once() -> None:
+    searched: list[tuple[list[str], int]] = []
+    asked: list[int] = []
+
+    class Spy(OnePassage):
+        def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+            searched.append((list(queries), top_k))
+            return super().search(queries, top_k)
+
+    class Counting(Script):
+        def generate(self, requests: Sequence[GenerateRequest]) -> list[tuple[Completion, ...]]:
+            asked.append(len(requests))
+            return super().generate(requests)
+
+    tokenizer = word_tokenizer()
+    jobs = [Job(Question(f"q{n}", "nq", "who a", ("x",)), 0, n) for n in range(5)]
+    kind = replace(team("cascade", tokenizer), top_k=3)
+    run_workflows(jobs, kind, Counting(tokenizer, _reply), Spy(), max_live=2)
+    # Search, report, answer: 3 calls for each of 5 workflows, two at a time.
+    assert (max(asked), sum(asked)) == (2, 15)
+    assert searched == [(["a"], 3)] * 3
 
 
 def test_a_retriever_that_fails_is_recorded_with_its_cause() -> None:
