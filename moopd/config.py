@@ -40,7 +40,6 @@ class WorldConfig(Section):
 
     seed: Seed = 0
     num_entities: int = Field(240, ge=20)
-    train_share: float = Field(0.7, gt=0, lt=1)
     num_train: int = Field(1200, ge=1)
     num_dev: int = Field(96, ge=1)
     test_per_dataset: int = Field(30, ge=1)

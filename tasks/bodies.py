@@ -68,7 +68,7 @@ def base(request: Request) -> None:
         request.seed,
         request.log,
     )
-    _write_ref(request.out, ref)
+    _write_ref(request.out / CHECKPOINT, ref)
 
 
 def train(request: Request) -> None:
@@ -88,8 +88,7 @@ def train(request: Request) -> None:
     result = _train_with(request, task, base_ref, teachers)
     for name, ref in (("best", result.best), ("last", result.last)):
         _copy_policy(Path(ref.path), request.out / name)
-        values = {"system": ref.system, "step": ref.step, "sha256": ref.sha256}
-        (request.out / f"{name}.json").write_text(json.dumps(values, sort_keys=True))
+        _write_ref(request.out / f"{name}.json", ref)
     (request.out / "history.json").write_text(json.dumps(result.history, sort_keys=True))
 
 
@@ -208,9 +207,10 @@ def policy_of(request: Request) -> CheckpointRef:
     return read_ref(request.input(policy), request.checkpoint)
 
 
-def _write_ref(folder: Path, ref: CheckpointRef) -> None:
+def _write_ref(file: Path, ref: CheckpointRef) -> None:
+    """Without its path: content alone decides what runs again."""
     values = {"system": ref.system, "step": ref.step, "sha256": ref.sha256}
-    (folder / CHECKPOINT).write_text(json.dumps(values, sort_keys=True))
+    file.write_text(json.dumps(values, sort_keys=True))
 
 
 def _copy_policy(source: Path, target: Path) -> None:

@@ -110,12 +110,6 @@ def latest_step(work: Path) -> Path | None:
     return steps[-1] if steps else None
 
 
-def drop_optimizer(folder: Path) -> None:
-    """A checkpoint kept for its weights alone needs no optimizer."""
-    (folder / _OPTIMIZER).unlink(missing_ok=True)
-    (folder / _STATE).unlink(missing_ok=True)
-
-
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
