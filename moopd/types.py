@@ -276,6 +276,21 @@ class Trajectory:
     def num_searches(self) -> int:
         return len(self.retrievals)
 
+    @property
+    def num_repeated_queries(self) -> int:
+        """Searches whose text an earlier search of the workflow had already."""
+        return self.num_searches - len({retrieval.query for retrieval in self.retrievals})
+
+    @property
+    def input_tokens(self) -> int:
+        """Prompt tokens summed over turns: history that is shown again counts again."""
+        return sum(len(call.prompt_ids) for call in self.calls)
+
+    @property
+    def output_tokens(self) -> int:
+        """Sampled tokens of all candidates of all turns."""
+        return sum(len(c.token_ids) for call in self.calls for c in call.completions)
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:

@@ -109,7 +109,6 @@ def attempt_seed(seed: int, question_id: str, attempt: int) -> int:
 
 def record_of(trajectory: Trajectory, task: EvaluationTask, seed: int) -> EvalRecord:
     """The row of one finished workflow; tokens are summed over turns (section A.3)."""
-    queries = [retrieval.query for retrieval in trajectory.retrievals]
     answerer = [call for call in trajectory.calls if call.role is Role.ANSWERER]
     return EvalRecord(
         system=task.system,
@@ -120,18 +119,14 @@ def record_of(trajectory: Trajectory, task: EvaluationTask, seed: int) -> EvalRe
         output=answerer[-1].completions[0].text if answerer else "",
         stop=trajectory.stop.value,
         num_searches=trajectory.num_searches,
-        num_repeated_queries=len(queries) - len(set(queries)),
+        num_repeated_queries=trajectory.num_repeated_queries,
         num_subtasks=len(trajectory.subtasks),
         num_reports=len(trajectory.reports),
         num_rounds=trajectory.num_rounds,
         num_steps=trajectory.num_steps,
         num_calls=len(trajectory.calls),
-        input_tokens=sum(len(call.prompt_ids) for call in trajectory.calls),
-        output_tokens=sum(
-            len(completion.token_ids)
-            for call in trajectory.calls
-            for completion in call.completions
-        ),
+        input_tokens=trajectory.input_tokens,
+        output_tokens=trajectory.output_tokens,
         format_failures=_format_failures(trajectory),
         seed=seed,
         protocol=task.protocol,

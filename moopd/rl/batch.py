@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from moopd.engines.rows import merge_prefixes
-from moopd.types import TrainingSample
+from moopd.types import Owner, Role, ScoreRequest, TrainingSample
 
 _LENGTH_SPREAD = 1.2
 
@@ -81,6 +81,16 @@ def microbatches(
         block.append(row)
     if block:
         yield _tensors(block, pad_id)
+
+
+def uncredited(requests: Sequence[ScoreRequest]) -> list[TrainingSample]:
+    """Samples that are only scored: zeros for credit, an owner of its own for each."""
+    samples = []
+    for number, request in enumerate(requests):
+        zeros = (0.0,) * len(request.token_ids)
+        owner = Owner("", number, 0, 0, Role.SEARCHER)
+        samples.append(TrainingSample(owner, request.prompt_ids, request.token_ids, zeros, zeros))
+    return samples
 
 
 @dataclass

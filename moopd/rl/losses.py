@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -59,3 +60,17 @@ def sum_losses(
         clipped=outside.float().sum(),
         kl=(old_logprobs - logprobs.detach()).sum(),
     )
+
+
+def clip_gradient(parameters: Iterable[Tensor], max_norm: float) -> float:
+    """Clip in place to a global norm of `max_norm`; the norm before.
+
+    Raises FloatingPointError where it is not finite.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    if not torch.isfinite(norm):
+        raise FloatingPointError(
+            f"gradient norm is {norm.item()}, expected a finite number; the last checkpoint is "
+            "intact, lower training.lr"
+        )
+    return norm.item()

@@ -8,6 +8,10 @@ from statistics import fmean
 from moopd.rl.rewards import candidate_scores, team_outcome
 from moopd.types import FormatError, Role, StopReason, Trajectory
 
+_ROLES = (Role.LEADER, Role.SEARCHER, Role.ANSWERER)
+_COLLAPSED = 0.5
+_SEARCHING = 0.2
+
 
 def behaviour(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Means over workflows; shares between 0 and 1. Empty input is an error of the caller."""
@@ -20,21 +24,17 @@ def behaviour(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "with_answer": fmean(float(any(a is not None for a in t.answers)) for t in trajectories),
         "answered": fmean(float(t.stop is StopReason.ANSWERED) for t in trajectories),
         "searches": fmean(t.num_searches for t in trajectories),
-        "repeated_queries": fmean(num_repeated_queries(t) for t in trajectories),
+        "repeated_queries": fmean(t.num_repeated_queries for t in trajectories),
         "rounds": fmean(t.num_rounds for t in trajectories),
         "steps": fmean(t.num_steps for t in trajectories),
-        "input_tokens": fmean(sum(len(c.prompt_ids) for c in t.calls) for t in trajectories),
-        "output_tokens": fmean(_output_tokens(t) for t in trajectories),
+        "input_tokens": fmean(t.input_tokens for t in trajectories),
+        "output_tokens": fmean(t.output_tokens for t in trajectories),
         "retrieval_errors": fmean(
             sum(r.error is not None for r in t.retrievals) / max(1, len(t.retrievals))
             for t in trajectories
         ),
         **{f"malformed_{role}": _malformed(trajectories, role) for role in _ROLES},
     }
-
-
-_COLLAPSED = 0.5
-_SEARCHING = 0.2
 
 
 def search_collapsed(history: Sequence[Mapping[str, float]]) -> bool:
@@ -46,21 +46,8 @@ def search_collapsed(history: Sequence[Mapping[str, float]]) -> bool:
     return bool(shares) and shares[-1] >= _COLLAPSED and min(shares) <= _SEARCHING
 
 
-_ROLES = (Role.LEADER, Role.SEARCHER, Role.ANSWERER)
-
-
-def num_repeated_queries(trajectory: Trajectory) -> int:
-    """Searches whose text an earlier search of the workflow had already."""
-    queries = [retrieval.query for retrieval in trajectory.retrievals]
-    return len(queries) - len(set(queries))
-
-
 def _first(scores: Sequence[float]) -> float:
     return scores[0] if scores else 0.0
-
-
-def _output_tokens(trajectory: Trajectory) -> int:
-    return sum(len(c.token_ids) for call in trajectory.calls for c in call.completions)
 
 
 def _malformed(trajectories: Sequence[Trajectory], role: Role) -> float:

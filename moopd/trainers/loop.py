@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moopd.config import EvaluationConfig, TrainingConfig, WorkflowConfig
+from moopd.config import EvaluationConfig, SamplingConfig, TrainingConfig, WorkflowConfig
 from moopd.engines.base import Engine
 from moopd.retrieval.base import RetrievalError, Retriever
 from moopd.rl.advantages import CreditConfig
@@ -173,13 +173,23 @@ def _roll_out(task: TrainingTask, parts: TrainingParts, step: int) -> list[Traje
         for number, question in enumerate(distinct)
         for member in range(training.group_size)
     ]
+    return _run(task, parts, jobs, training.sampling, training.num_candidates)
+
+
+def _run(
+    task: TrainingTask,
+    parts: TrainingParts,
+    jobs: Sequence[Job],
+    sampling: SamplingConfig,
+    num_candidates: int,
+) -> list[Trajectory]:
     team = Team(
         task.system.workflow,
         task.workflow,
         parts.prompts,
         parts.renderer,
-        training.sampling,
-        training.num_candidates,
+        sampling,
+        num_candidates,
         task.top_k,
     )
     trajectories = run_workflows(jobs, team, parts.engine, parts.retriever, parts.max_live)
@@ -222,21 +232,11 @@ def _validation_metrics(task: TrainingTask, parts: TrainingParts) -> dict[str, f
     order = np.random.default_rng(0).permutation(len(task.dev_questions))
     chosen = sorted(order[: task.training.validation_questions].tolist())
     questions = [task.dev_questions[number] for number in chosen]
-    team = Team(
-        task.system.workflow,
-        task.workflow,
-        parts.prompts,
-        parts.renderer,
-        task.evaluation.sampling,
-        1,
-        task.top_k,
-    )
     jobs = [
         Job(question, 0, derive_seed(task.seed, _VALIDATION, number))
         for number, question in enumerate(questions)
     ]
-    trajectories = run_workflows(jobs, team, parts.engine, parts.retriever, parts.max_live)
-    check_retrieval(trajectories, task.max_retrieval_error_share)
+    trajectories = _run(task, parts, jobs, task.evaluation.sampling, num_candidates=1)
     return {f"dev/{name}": value for name, value in behaviour(trajectories).items()}
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from moopd.config import TrainingConfig
 from moopd.engines.base import Engine, WeightReceiver
-from moopd.rl.batch import split_minibatches
-from moopd.rl.losses import TokenLoss, sum_losses
+from moopd.rl.batch import split_minibatches, uncredited
+from moopd.rl.losses import TokenLoss, clip_gradient, sum_losses
 from moopd.trainers import checkpoints
 from moopd.trainers.checkpoints import TrainingState
 from moopd.trainers.packed_model import Pack, logprobs_and_entropy, make_packs, packed_hidden
@@ -26,7 +26,6 @@ from moopd.types import (
     Completion,
     GenerateRequest,
     Owner,
-    Role,
     ScoreRequest,
     TrainingSample,
 )
@@ -195,16 +194,10 @@ class MasterWeights:
 
     def step(self, max_norm: float) -> float:
         """Clip, step, copy back. Raises FloatingPointError for a gradient that is not finite."""
-        norm = torch.nn.utils.clip_grad_norm_(self._masters, max_norm)
-        value = norm.item()
-        if not torch.isfinite(norm):
-            raise FloatingPointError(
-                f"gradient norm is {value}, expected a finite number; the last checkpoint is "
-                "intact, lower training.lr"
-            )
+        norm = clip_gradient(self._masters, max_norm)
         self.optimizer.step()
         self._copy_back()
-        return value
+        return norm
 
     def as_state(self) -> _MasterState:
         return _MasterState(self.optimizer, self._masters if self._own else [])
@@ -272,7 +265,7 @@ def packed_scores(
 ) -> list[tuple[float, ...]]:
     """Log-probabilities (temperature 1) in the requests' order; equal sequences run once."""
     device = next(model.parameters()).device
-    samples = [_as_sample(number, request) for number, request in enumerate(requests)]
+    samples = uncredited(requests)
     packs = list(make_packs(samples, max_tokens, pad_id))
     parts = []
     with torch.no_grad():
@@ -291,12 +284,6 @@ def packed_scores(
         found[sample.owner] = tuple(values[start:end])
         start = end
     return [found[sample.owner] for sample in samples]
-
-
-def _as_sample(number: int, request: ScoreRequest) -> TrainingSample:
-    zeros = (0.0,) * len(request.token_ids)
-    owner = Owner("", number, 0, 0, Role.SEARCHER)
-    return TrainingSample(owner, request.prompt_ids, request.token_ids, zeros, zeros)
 
 
 def _compiled(model: Any) -> list[Any]:

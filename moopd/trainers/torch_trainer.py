@@ -16,11 +16,11 @@ from torch import Tensor
 from moopd.config import TrainingConfig
 from moopd.engines.base import Engine
 from moopd.engines.models import recompute_layers
-from moopd.rl.batch import Microbatch, microbatches, split_minibatches
-from moopd.rl.losses import sum_losses, token_entropy
+from moopd.rl.batch import Microbatch, microbatches, split_minibatches, uncredited
+from moopd.rl.losses import clip_gradient, sum_losses, token_entropy
 from moopd.trainers import checkpoints
 from moopd.trainers.checkpoints import TrainingState
-from moopd.types import Owner, Role, ScoreRequest, TrainingSample
+from moopd.types import Owner, ScoreRequest, TrainingSample
 
 
 class TorchTrainer:
@@ -52,30 +52,15 @@ class TorchTrainer:
                 merge=self._config.merge_samples,
             ):
                 self._accumulate(batch, num_tokens, totals)
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip)
-            if not torch.isfinite(norm):
-                raise FloatingPointError(
-                    f"gradient norm is {norm.item()}, expected a finite number; the last "
-                    "checkpoint is intact, lower training.lr"
-                )
+            totals["grad_norm"] += clip_gradient(self.model.parameters(), self._config.grad_clip)
             self._optimizer.step()
-            totals["grad_norm"] += norm.item()
         self.model.eval()
         return self._means(totals)
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
-        nobody = Role.SEARCHER
-        samples = [
-            TrainingSample(
-                Owner("", number, 0, 0, nobody),
-                request.prompt_ids,
-                request.token_ids,
-                zeros := (0.0,) * len(request.token_ids),
-                zeros,
-            )
-            for number, request in enumerate(requests)
-        ]
-        return sequence_logprobs(self.model, samples, self._config.tokens_per_microbatch, self._pad)
+        return sequence_logprobs(
+            self.model, uncredited(requests), self._config.tokens_per_microbatch, self._pad
+        )
 
     def publish(self, engine: Engine) -> None:
         """The local engine samples from this very module: nothing to copy."""

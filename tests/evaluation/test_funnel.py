@@ -69,6 +69,12 @@ def test_yes_no_questions_skip_containment() -> None:
     assert first_broken_link(YES_NO, trace(None), None) is Place.NOT_SEARCHED
 
 
+def test_a_passages_title_is_part_of_what_was_retrieved() -> None:
+    titled = trace("a river", "unclear")
+    titled["retrievals"] = [{"passages": [{"id": "p", "title": "Thames", "text": "a river"}]}]
+    assert first_broken_link(SPAN, titled, None) is Place.NOT_REPORTED
+
+
 def test_an_answer_that_normalises_to_nothing_is_never_contained() -> None:
     empty = Question("e", "nq", "what?", ("The!",))
     assert first_broken_link(empty, trace("the the"), None) is Place.NOT_RETRIEVED

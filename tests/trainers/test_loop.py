@@ -25,7 +25,14 @@ from moopd.trainers.loop import (
     train,
 )
 from moopd.trainers.torch_trainer import TorchTrainer
-from moopd.types import CheckpointRef, Judgement, Question
+from moopd.types import (
+    CheckpointRef,
+    Completion,
+    GenerateRequest,
+    Judgement,
+    Question,
+    TrainingSample,
+)
 from tests.support import OnePassage, tiny_policy, word_tokenizer
 
 QUESTIONS = [Question(f"q{n}", "nq", f"who {w}", (w,)) for n, w in enumerate("abcdexyz")]
@@ -77,6 +84,51 @@ def test_same_seed_same_losses_and_weights(tmp_path: Path) -> None:
     assert results[0].history == results[1].history
     assert results[0].last.sha256 == results[1].last.sha256
     assert len(results[0].history) == 1 + 4
+
+
+def test_of_equal_scores_the_earlier_step_is_kept_and_nothing_that_was_replaced(
+    tmp_path: Path,
+) -> None:
+    # An untrained policy answers nothing: 0 at steps 2 and 4.
+    task = make_task()
+    result = train(task, make_parts(task), tmp_path, lambda *_: None)
+    assert [entry["dev/em"] for entry in result.history if "dev/em" in entry] == [0.0] * 3
+    assert (result.best.step, result.last.step) == (2, 4)
+    assert {path.name for path in tmp_path.iterdir()} == {"best_000002", "step_000004"}
+
+
+def test_no_workflow_and_no_update_of_a_training_shares_its_seed(tmp_path: Path) -> None:
+    task = make_task(num_steps=2)
+    parts = make_parts(task)
+    sampled: list[int] = []
+    shuffled: list[int] = []
+
+    class Engine(LocalEngine):
+        def generate(self, requests: Sequence[GenerateRequest]) -> list[tuple[Completion, ...]]:
+            # Validation repeats its own seeds on purpose, at another temperature.
+            sampled.extend(r.seed for r in requests if r.temperature == 1.0)
+            return super().generate(requests)
+
+    class Trainer(TorchTrainer):
+        def update(self, samples: Sequence[TrainingSample], seed: int) -> dict[str, float]:
+            shuffled.append(seed)
+            return super().update(samples, seed)
+
+    tokenizer = word_tokenizer()
+    model = tiny_policy(tokenizer, seed=1)
+    spies = replace(
+        parts, engine=Engine(model, tokenizer), trainer=Trainer(model, tokenizer, task.training)
+    )
+    train(task, spies, tmp_path, lambda *_: None)
+    # 2 steps of 2 questions of 5 workflows, at least one call each.
+    assert len(set(sampled)) == len(sampled) >= 20
+    assert len(set(shuffled)) == len(shuffled) == 2
+
+
+def test_a_question_that_two_epochs_bring_into_one_step_is_one_group(tmp_path: Path) -> None:
+    task = replace(make_task(num_steps=1), train_questions=QUESTIONS[:1])
+    result = train(task, make_parts(task), tmp_path, lambda *_: None)
+    assert result.last.step == 1
 
 
 def test_cut_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
