@@ -80,6 +80,21 @@ MUTATIONS = (
         "malformed candidate counts 0 instead of -1", "moopd/rl/rewards.py",
         "FORMAT_PENALTY if answer is None else score", "score", "tests/rl",
     ),
+    Mutation(
+        "outcome of the first candidate alone", "moopd/rl/rewards.py",
+        "return max(candidate_scores(trajectory), default=0.0)",
+        "return next(iter(candidate_scores(trajectory)), 0.0)", "tests/rl",
+    ),
+    Mutation(
+        "KL on an outcome-rewarded Searcher", "moopd/rl/advantages.py",
+        "train.kl_teacher is not None and row.owner.role is not Role.SEARCHER",
+        "train.kl_teacher is not None", "tests/rl",
+    ),
+    Mutation(
+        "workflows of one question sharing a seed", "moopd/trainers/loop.py",
+        "derive_seed(task.seed, 0, step, number, member)",
+        "derive_seed(task.seed, 0, step, number)", "tests/trainers/test_loop.py",
+    ),
 )  # fmt: skip
 
 

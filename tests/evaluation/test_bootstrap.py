@@ -103,6 +103,12 @@ def test_same_seed_same_bytes_and_neighbours_do_not_matter() -> None:
     assert alone.draws.tobytes() != other.draws.tobytes()
 
 
+def test_intervals_of_many_are_those_of_each() -> None:
+    questions = asked(nq=5)
+    samples = [one([k % 3, 1, 0, k % 2, 2], questions, 2) for k in range(20)]
+    assert intervals(samples, 0.9) == [intervals([sample], 0.9)[0] for sample in samples]
+
+
 def test_sets_of_other_questions_get_other_draws() -> None:
     first = question_draws(("a", "b", "c"), "nq", 50, 0)
     assert (first != question_draws(("a", "b", "d"), "nq", 50, 0)).any()
@@ -172,6 +178,12 @@ def test_rows_trained_with_the_same_seeds_are_paired_by_seed() -> None:
     assert set((over_runs(first, CONFIG) - over_runs(apart, CONFIG)).draws[0]) == {
         -1.0, 0.0, 1.0, 2.0, 3.0,
     }  # fmt: skip
+
+
+def test_the_order_in_which_runs_are_given_does_not_matter() -> None:
+    runs = runs_of([0, 0], [1, 1], [4, 4])
+    backwards = dict(reversed(runs.items()))
+    assert over_runs(runs, CONFIG).draws.tobytes() == over_runs(backwards, CONFIG).draws.tobytes()
 
 
 def test_other_sets_cannot_be_paired() -> None:

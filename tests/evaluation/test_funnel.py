@@ -11,6 +11,7 @@ from moopd.evaluation import budget
 from moopd.evaluation.attempts import arrange, question_set
 from moopd.evaluation.cases import case_book
 from moopd.evaluation.diagnostics import (
+    Share,
     agreement_column,
     collapse_shares,
     completed_column,
@@ -196,6 +197,21 @@ def test_agreement_and_completion_by_hand() -> None:
     assert set_means(agreement_column(ONE), sets)[MACRO] == pytest.approx(1 / 6, abs=1e-15)
     # a: two right + one malformed = 3/4; b: one right + one missing = 2/4.
     assert set_means(completed_column(ONE), sets)[MACRO] == (3 / 4 + 2 / 4) / 2
+
+
+def test_answers_that_normalise_to_nothing_agree_with_nothing() -> None:
+    # The! the a x: no equal pair that says something, of six.
+    texts = ("The!", "the", "a", "x")
+    records = [record("a", k, f"<answer>{text}</answer>", 0, 50) for k, text in enumerate(texts)]
+    assert agreement_column(scored(records, ASKED[:1])).values.tolist() == [0]
+
+
+def test_shares_count_workflows_that_say_something_and_pool_as_whole_numbers() -> None:
+    # Records of others may lack a stop reason: b1 spent its budget, one of the 7 that say so.
+    silent = scored([replace(RECORDS[0], stop=""), *RECORDS[1:]], ASKED)
+    assert collapse_shares(silent)["stop_step_budget"] == (1, 7)
+    # 1 of 4 and 8 of 8: 9 of 12, not the mean of 25 % and 100 %.
+    assert Share.pooled([Share(1, 4), Share(8, 8)]) == (9, 12)
 
 
 # ---------------------------------------------------------------- which cases are shown

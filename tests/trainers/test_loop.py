@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from moopd.rl.critic import JudgeError, ReportToJudge
 from moopd.roles.prompts import Prompts
 from moopd.roles.render import Renderer
 from moopd.systems import System, TrainRow
+from moopd.trainers import loop
 from moopd.trainers.checkpoints import CheckpointError, reference, verify
 from moopd.trainers.loop import (
     MismatchError,
@@ -32,7 +34,9 @@ from moopd.types import (
     Judgement,
     Question,
     TrainingSample,
+    Trajectory,
 )
+from moopd.workflows.rollout import Job, Team, run_workflows
 from tests.support import OnePassage, tiny_policy, word_tokenizer
 
 QUESTIONS = [Question(f"q{n}", "nq", f"who {w}", (w,)) for n, w in enumerate("abcdexyz")]
@@ -95,6 +99,36 @@ def test_of_equal_scores_the_earlier_step_is_kept_and_nothing_that_was_replaced(
     assert [entry["dev/em"] for entry in result.history if "dev/em" in entry] == [0.0] * 3
     assert (result.best.step, result.last.step) == (2, 4)
     assert {path.name for path in tmp_path.iterdir()} == {"best_000002", "step_000004"}
+
+
+def test_a_better_step_takes_the_place_of_the_best_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter((0.0, 0.25, 0.5))  # before the first update, after steps 2 and 4
+    monkeypatch.setattr(
+        loop, "_validation_metrics", lambda *_: {"dev/em": next(scores), "dev/no_search": 0.0}
+    )
+    task = make_task()
+    assert train(task, make_parts(task), tmp_path, lambda *_: None).best.step == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"best_000004", "step_000004"}
+
+
+def test_every_validation_asks_the_same_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def spy(jobs: Sequence[Job], team: Team, *machinery: Any) -> list[Trajectory]:
+        if team.num_candidates == 1:
+            asked.append([job.question.id for job in jobs])
+        return run_workflows(jobs, team, *machinery)
+
+    monkeypatch.setattr(loop, "run_workflows", spy)
+    task = replace(make_task(num_steps=2, validation_questions=3), dev_questions=QUESTIONS)
+    train(task, make_parts(task), tmp_path, lambda *_: None)
+    # Before the first update and after the second.
+    assert len(asked) == 2 and asked[0] == asked[1]
+    assert len(asked[0]) == 3
 
 
 def test_no_workflow_and_no_update_of_a_training_shares_its_seed(tmp_path: Path) -> None:
@@ -204,7 +238,6 @@ def test_failing_retrieval_fails_the_stage_and_names_the_cause(tmp_path: Path) -
             raise RetrievalError("status 500")
 
     from moopd.trainers.loop import check_retrieval
-    from moopd.workflows.rollout import Job, run_workflows
     from tests.support import SEARCH, Script, team
 
     tokenizer = word_tokenizer()
