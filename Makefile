@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VERL_VENV := $(or $(MOOPD_VERL_VENV),.venv-verl)
 TORCH ?= torch==2.13.0
 export OMP_NUM_THREADS ?= 1
 export DO_NOT_TRACK := true
@@ -30,7 +31,7 @@ smoke: setup     ## the same chain in about a minute
 mini: setup      ## real questions, a real 135M model (MODEL=folder DATA=folder)
 	$(BIN)/moopd run --scale mini --set model.path="$(MODEL)" --set data.path="$(DATA)"
 
-test: setup lint ## lint, types, import rules and all tests (also what CI calls)
+test: setup lint ## lint, types, import rules and all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 lint: setup
@@ -53,8 +54,10 @@ bench: setup     ## ratios: rollouts, statistics, retrieval, orchestration
 verl-env:        ## the environment of the distributed trainer, in .venv-verl
 	bash scripts/verl_env.sh
 
-verl-test: setup verl-env  ## the real verl trainer on the CPU: Stage I, freeze, Stage II
-	$(BIN)/python -m pytest -m slow tests/trainers/verl_plugin
+# The interpreter is named, so that a missing one fails the tests and does not skip them.
+verl-test: setup verl-env  ## the real verl trainer on the CPU: Stage I, freeze, Stage II (CI, too)
+	MOOPD_VERL_PYTHON="$(abspath $(VERL_VENV))/bin/python" \
+		$(BIN)/python -m pytest -m slow --durations=8 tests/trainers/verl_plugin
 
 clean:           ## forget all results (the environment stays)
 	rm -rf data/home data/learn data/fault data/orchestration

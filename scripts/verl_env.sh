@@ -5,19 +5,51 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-PYTHON=${PYTHON:-python3.11}
 VENV=${MOOPD_VERL_VENV:-.venv-verl}
 TORCH=${TORCH:-torch==2.13.0}
 STAMP="$VENV/.ready"
 
-if [ -f "$STAMP" ] && [ "$STAMP" -nt constraints-verl.txt ] && [ "$STAMP" -nt scripts/verl_env.sh ]
+if [ -x "$VENV/bin/python" ] && [ "$STAMP" -nt constraints-verl.txt ] \
+  && [ "$STAMP" -nt scripts/verl_env.sh ]
 then
   echo "verl environment is ready: $VENV"
   exit 0
 fi
 
-test -x "$VENV/bin/python" || "$PYTHON" -m venv "$VENV"
-pip() { "$VENV/bin/python" -m pip "$@" --disable-pip-version-check; }
+find_python() {
+  local name
+  for name in ${PYTHON:-python3.11 python3.12 python3}; do
+    if "$name" -c 'import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+      >/dev/null 2>&1
+    then
+      command -v "$name"
+      return
+    fi
+  done
+  echo "error: found no Python 3.11 or 3.12 that can make a virtual environment (looked for" \
+    "${PYTHON:-python3.11 python3.12 python3}); install one or name it: PYTHON=... make verl-env" >&2
+  return 1
+}
+
+# The index may be out of reach for a moment.
+pip() {
+  local try
+  for try in 1 2 3; do
+    if "$VENV/bin/python" -m pip "$@" --disable-pip-version-check; then return; fi
+    if [ "$try" -lt 3 ]; then
+      echo "pip failed, try $((try + 1)) of 3 follows" >&2
+      sleep $((try * 10))
+    fi
+  done
+  echo "error: pip failed three times (its message is above)" >&2
+  return 1
+}
+
+# Also made again where an interrupted call left half of one.
+if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+  interpreter=$(find_python)
+  "$interpreter" -m venv --clear "$VENV"
+fi
 
 # torch first and by exact version: a plain requirement would pull a CUDA build of several GB.
 pip install -q "$TORCH"

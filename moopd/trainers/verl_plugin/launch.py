@@ -168,6 +168,8 @@ def verl_environment(scale: Scale, metrics: Path) -> dict[str, str]:
             "VERL_PLATFORM": "cpu",
             "OMP_NUM_THREADS": "1",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            # Ray's 15 leaves its workers next to nothing on cores that are shared.
+            "RAY_worker_niceness": "0",
         }
     kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_RUN_ID")}
     return {**kept, **settings}

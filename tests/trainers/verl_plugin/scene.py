@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Any
 
 import yaml
 
-from moopd.config import Scale
+from moopd.config import ConfigError, Scale
 from moopd.retrieval.base import Hit
 from moopd.systems import System, load_systems
 from moopd.trainers.checkpoints import reference, save_policy
 from moopd.trainers.loop import TrainingTask
+from moopd.trainers.verl_plugin.launch import PYTHON_VARIABLE, verl_python
 from moopd.trainers.verl_plugin.serving import served
 from moopd.types import CheckpointRef, Passage, Question
 from tests.support import (
@@ -41,6 +43,17 @@ verl: {device: cpu, gpus: 1, attention: sdpa, agent_workers: 1, storage_units: 1
 """
 Examples = list[tuple[tuple[int, ...], tuple[int, ...]]]
 SYSTEMS = Path(__file__).parents[3] / "configs" / "systems.yaml"
+
+
+def no_verl() -> str | None:
+    """Why tests that need verl are skipped; never where its interpreter is named."""
+    if PYTHON_VARIABLE in os.environ:
+        return None
+    try:
+        verl_python()
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 class WordRetriever(OnePassage):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from moopd.config import ConfigError, CriticConfig, Scale
+from moopd.config import CriticConfig, Scale
 from moopd.engines.local import LocalEngine
 from moopd.engines.models import load_policy
 from moopd.rl.rewards import FORMAT_PENALTY
@@ -36,17 +36,9 @@ from tests.trainers.verl_plugin import scene
 ROOT = Path(__file__).parents[3]
 
 
-def _no_verl() -> str | None:
-    try:
-        verl_python()
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(_no_verl() is not None, reason=str(_no_verl())),
+    pytest.mark.skipif(scene.no_verl() is not None, reason=str(scene.no_verl())),
 ]
 
 

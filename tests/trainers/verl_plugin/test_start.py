@@ -92,3 +92,13 @@ def test_a_start_that_ray_makes_at_last_counts(tmp_path: Path) -> None:
 
     launch._started(tmp_path, second_time)
     assert len(seen) == 2
+
+
+def test_tests_that_need_verl_fail_where_the_interpreter_named_for_them_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(launch.PYTHON_VARIABLE, raising=False)
+    monkeypatch.setattr(launch, "__file__", str(tmp_path / "a" / "b" / "c" / "launch.py"))
+    assert "make verl-env" in str(scene.no_verl())
+    monkeypatch.setenv(launch.PYTHON_VARIABLE, str(tmp_path / "python"))
+    assert scene.no_verl() is None
