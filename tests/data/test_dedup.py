@@ -42,6 +42,12 @@ def test_answers_equal_after_normalisation_do_not_conflict() -> None:
     assert kept[0].question.answers == ("The Who", "who!")
 
 
+def test_one_shared_answer_is_agreement() -> None:
+    kept, _ = merge_duplicates([row("a", "who", "dev", "x"), row("b", "who?", "dev", "y", "x")])
+    assert kept[0].flags == ()
+    assert kept[0].question.answers == ("x", "y")
+
+
 def test_a_union_with_a_span_is_no_yes_no_question() -> None:
     yes = row("a", "is it", "train", "yes")
     kept, _ = merge_duplicates([yes, row("b", "is it?", "train", "yes", "it is")])
