@@ -126,14 +126,17 @@ def test_a_model_that_used_its_tokens_up_thinking_gave_no_verdict() -> None:
 
 def test_reports_are_judged_side_by_side_within_the_bound_and_stay_in_order() -> None:
     lock, running, highest = threading.Lock(), 0, 0
+    together = threading.Barrier(3, timeout=30)
 
     def reply(number: int, body: dict[str, Any]) -> str:
         nonlocal running, highest
         with lock:
             running += 1
             highest = max(highest, running)
+        if number <= together.parties:
+            together.wait()
         place = int(user_text(body).split()[-1])
-        time.sleep(0.02 if place % 2 else 0.06)
+        time.sleep(0.01 if place % 2 else 0.03)
         with lock:
             running -= 1
         return f"<score> {place % 2} </score> <hint> {place} </hint>"
