@@ -5,7 +5,7 @@
 The first run fills an empty home. CPU seconds are those of the command and all its children. The
 share is that of a cached run (which does nothing but orchestrate) in the cold one. Memory is the
 largest sum over the command and all its descendants, each shared page counted once (PSS), looked
-at every half second.
+at every two seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import psutil
 
 from tasks.home import ROOT
 
-_LOOK_S = 0.5
+_LOOK_S = 2.0
 
 
 @dataclass(frozen=True)
