@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import zlib
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -189,7 +189,7 @@ SCORES = (1.0, 0.0, None)
 
 
 class JudgeOfItsOwn:
-    """What the fake endpoint says: a report's verdict is decided by what the judge is shown.
+    """What the fake endpoint says: one of VERDICTS, the same whenever it is shown the same.
 
     With `until` it is gone from the moment at which a checkpoint lies in that folder.
     """
@@ -198,12 +198,15 @@ class JudgeOfItsOwn:
         self.until = until
         self.given: list[tuple[float, int]] = []
         """(temperature, number of the verdict)"""
+        self._seen: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, _: int, body: dict[str, Any]) -> str | tuple[int, bytes]:
         if self.until is not None and latest_step(self.until):
             return 503, b"the judge is gone"
-        verdict = zlib.crc32(user_text(body).encode()) % len(VERDICTS)
-        self.given.append((body["temperature"], verdict))
+        with self._lock:
+            verdict = self._seen.setdefault(user_text(body), len(self._seen)) % len(VERDICTS)
+            self.given.append((body["temperature"], verdict))
         return VERDICTS[verdict]
 
 
@@ -238,7 +241,7 @@ def _check_verdicts(workflows: list[dict[str, Any]], said: list[tuple[float, int
     """Each report has the verdict that its judge gave; a malformed one was asked for again."""
     asked = Counter(verdict for temperature, verdict in said if not temperature)
     again = [verdict for temperature, verdict in said if temperature]
-    assert asked[0] > 0 and asked[1] + asked[2] > 0
+    assert min(asked[verdict] for verdict in range(len(VERDICTS))) > 0
     assert again == [2] * asked[2]
     got = Counter(SCORES.index(score) for w in workflows for _, score in w["verdicts"])
     assert got == asked
@@ -248,8 +251,8 @@ def _check_critic_rewards(workflows: list[dict[str, Any]], entry: dict[str, floa
     assert entry["update/num_updates"] == 5
     assert "credit/searcher_reward" not in entry
     rewards = [r for w in workflows for r in w["credit"]["subtasks"] if r is not None]
-    assert entry["credit/critic_reward"] == pytest.approx(sum(rewards) / len(rewards))
     assert 1.0 in rewards
+    assert entry["credit/critic_reward"] == pytest.approx(sum(rewards) / len(rewards))
     for workflow in workflows:
         for subtask, score in workflow["verdicts"]:
             # A Searcher that was malformed on its way is penalised whatever it reported.
