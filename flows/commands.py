@@ -184,6 +184,9 @@ def deploy(_options: argparse.Namespace) -> int:
 
 def worker(_options: argparse.Namespace) -> int:
     use_home(open_home())
+    # Prefect's worker turns SIGTERM into SIGINT, which the background jobs of a shell are born
+    # ignoring: nothing but kill -9 would end it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return servers.prefect(open_home(), ["worker", "start", "--pool", servers.POOL])
 
 

@@ -56,12 +56,22 @@ class Shell:
         return {path.parent.parent.name: json.loads(path.read_text())["sha256"]
                 for path in manifests}  # fmt: skip
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """In the background, in a process group of its own; output is kept in the pipe."""
+    def start(
+        self, *arguments: str, sigint: signal.Handlers = signal.SIG_DFL
+    ) -> subprocess.Popen[str]:
+        """In the background, in a process group of its own; output is kept in the pipe.
+
+        Whether SIGINT reaches it must not depend on how the tests themselves were started.
+        """
+
+        def prepare() -> None:
+            signal.signal(signal.SIGINT, sigint)
+            end_with_parent()
+
         return subprocess.Popen(
             self.command(*arguments), cwd=self.root, env=self.environment(), text=True,
             start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            preexec_fn=end_with_parent,
+            preexec_fn=prepare,
         )  # fmt: skip
 
     def events(self) -> list[dict[str, object]]:
@@ -92,7 +102,7 @@ def servers_up(shell: Shell) -> Iterator[dict[str, str]]:
     process = shell.start("up")
     place = shell.home / "server.json"
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not place.is_file():
             assert process.poll() is None and time.monotonic() < deadline, "moopd up did not come"
             time.sleep(0.2)

@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import time
+import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +25,8 @@ def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell = Shell(tmp_path_factory.mktemp("schedule"))
     with servers_up(shell):
         shell("deploy")
-        worker = shell.start("worker")
+        # As a script starts it: background jobs are born ignoring SIGINT, and it must end anyway.
+        worker = shell.start("worker", sigint=signal.SIG_IGN)
         yield shell
         os.killpg(worker.pid, signal.SIGTERM)
         worker.communicate(timeout=60)
@@ -36,18 +39,27 @@ def api(shell: Shell, path: str, body: dict[str, Any] | None = None) -> Any:
         data=None if body is None else json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=20) as response:
-        return json.load(response)
+    for patience in (1, 3, 10, None):
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            # On a busy machine the server answers 503 while its database is locked.
+            if error.code < 500 or patience is None:
+                raise
+            time.sleep(patience)
+    raise AssertionError("unreachable")
 
 
 def start(shell: Shell, deployment: str, **parameters: Any) -> str:
     found = api(shell, f"deployments/name/{deployment}")
-    body = {"parameters": {**parameters, "home": str(shell.home)}, "state": {"type": "SCHEDULED"}}
+    body = {"parameters": {**parameters, "home": str(shell.home)}, "state": {"type": "SCHEDULED"},
+            "idempotency_key": uuid.uuid4().hex}  # fmt: skip
     return str(api(shell, f"deployments/{found['id']}/create_flow_run", body)["id"])
 
 
 def wait(shell: Shell, flow_run: str) -> tuple[str, str]:
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         state = api(shell, f"flow_runs/{flow_run}")["state"]
         if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
