@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 DONE, FAILED, CONFIG, MISSING = 0, 1, 2, 3
+_MAX_SEEDS = 1000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,9 +88,6 @@ def _count(text: str) -> int:
     if not 1 <= number <= _MAX_SEEDS:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected 1 to {_MAX_SEEDS}")
     return number
-
-
-_MAX_SEEDS = 1000
 
 
 def _add_reading_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

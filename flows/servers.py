@@ -186,6 +186,9 @@ def mlflow_store(home: Home) -> Iterator[Mirror]:
     try:
         yield Mirror(home.mlflow)
     except Exception as error:
+        full = _no_space(home)
+        if full is not None:
+            raise ConfigError(full) from error
         said = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise ConfigError(
             f"MLflow refused its store in {home.mlflow}: {said[0][:300]}. All it shows is in the "
@@ -224,13 +227,21 @@ def _wait(
 
 def _why(home: Home, name: str) -> str:
     """The last line of a server's log, or that there was no space for one."""
-    if shutil.disk_usage(home.root).free < _SMALL_BYTES:
-        return f"no space left in {home.root}: free some"
+    full = _no_space(home)
+    if full is not None:
+        return full
     with contextlib.suppress(OSError):
         lines = _log(home, name).read_text(errors="replace").split("\n")
         said = [line.strip() for line in lines if line.strip()]
         return f"{said[-1][:300] if said else 'it said nothing'} (log: {_log(home, name)})"
     return f"see {_log(home, name)}"
+
+
+def _no_space(home: Home) -> str | None:
+    """Said before any other cause: without space, databases and logs fail in ways of their own."""
+    if shutil.disk_usage(home.root).free < _SMALL_BYTES:
+        return f"no space left in {home.root}: free some and try again"
+    return None
 
 
 def _log(home: Home, name: str) -> Path:

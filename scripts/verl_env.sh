@@ -31,19 +31,7 @@ find_python() {
   return 1
 }
 
-# The index may be out of reach for a moment.
-pip() {
-  local try
-  for try in 1 2 3; do
-    if "$VENV/bin/python" -m pip "$@" --disable-pip-version-check; then return; fi
-    if [ "$try" -lt 3 ]; then
-      echo "pip failed, try $((try + 1)) of 3 follows" >&2
-      sleep $((try * 10))
-    fi
-  done
-  echo "error: pip failed three times (its message is above)" >&2
-  return 1
-}
+pip() { "$VENV/bin/python" -m pip "$@" --disable-pip-version-check --retries 10; }
 
 # Also made again where an interrupted call left half of one.
 if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then

@@ -207,3 +207,11 @@ def test_a_store_that_mlflow_refuses_is_said_with_what_to_do(
         servers.mlflow_store(home),
     ):
         pass
+
+
+def test_a_full_disk_is_not_taken_for_a_broken_store(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_SMALL_BYTES", 2**62)
+    with pytest.raises(ConfigError, match="no space left"), servers.mlflow_store(home):
+        raise RuntimeError("database or disk is full")

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from moopd.retrieval.base import Hit, RetrievalError
 from moopd.retrieval.client import RemoteRetriever
 from moopd.types import Passage
+from tests.http_fakes import QuietHandler
 
 
 @contextmanager
@@ -22,20 +23,11 @@ def fake(answer: Callable[[int, dict[str, Any]], tuple[int, bytes]]) -> Iterator
     """A server whose n-th answer is `answer(n, body)`; the bodies it got."""
     got: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             got.append(body)
-            status, content = answer(len(got), body)
-            self.send_response(status)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
+            self.send(*answer(len(got), body))
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.http_fakes import QuietHandler
 
 Answer = tuple[int, bytes]
 Reply = Callable[[int, dict[str, Any]], str | Answer]
@@ -54,27 +56,16 @@ class FakeJudge:
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return 200, json.dumps({"object": "chat.completion", "choices": [choice]}).encode()
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
+    def _handler(self) -> type[QuietHandler]:
         fake = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                self._send(*fake.answer(self.path, body))
+                self.send(*fake.answer(self.path, body))
 
             def do_GET(self) -> None:
                 listed = json.dumps({"object": "list", "data": [{"id": "fake"}]}).encode()
-                self._send(*((200, listed) if self.path == "/v1/models" else (404, b"")))
-
-            def _send(self, status: int, content: bytes) -> None:
-                self.send_response(status)
-                self.send_header("content-length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *arguments: object) -> None:
-                pass
+                self.send(*((200, listed) if self.path == "/v1/models" else (404, b"")))
 
         return Handler
