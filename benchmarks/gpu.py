@@ -114,7 +114,7 @@ def measure(
     questions, retriever = read_data(arguments.data, arguments.questions * 3)
     scripted, team = scripted_team(engine, tokenizer, training, retriever)
     jobs = [Job(q, g, 1000 * n + g) for n, q in enumerate(questions) for g in range(5)]
-    step, many = 5 * arguments.questions, 10 * arguments.questions
+    step, many = 5 * arguments.questions, 15 * arguments.questions
     with clock("warm-up rollout"):
         warm = run_workflows(jobs[-40:], team, scripted, retriever)
     results: dict[str, float] = {}
@@ -341,9 +341,9 @@ def start_engine(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> 
             "load_format": "dummy",
             "deterministic": False,
             "share_memory": True,
-            "mem_fraction_static": 0.42,
+            "mem_fraction_static": 0.5,
             "context_length": 9216,
-            "cuda_graph_max_bs": 512,
+            "cuda_graph_bs": [1, 8, 16, 32, 64, 96, *range(128, 513, 32)],
             "disable_piecewise_cuda_graph": True,
         }
     for option in arguments.option:

@@ -117,8 +117,10 @@ def run_stages(arguments: Any, report: Report) -> None:
     scale = Scale(**yaml.safe_load(STAGES))
     work: Path = arguments.work
     if arguments.model:
-        model = scale.model.model_copy(update={"prompt_style": "chat"})
-        scale = scale.model_copy(update={"model": model})
+        chat: dict[str, Any] = {"model": scale.model.model_copy(update={"prompt_style": "chat"})}
+        longer = {"max_input_tokens": 3072, "max_output_tokens": 64}
+        chat["workflow"] = scale.workflow.model_copy(update=longer)
+        scale = scale.model_copy(update=chat)
         base = reference("base", 0, arguments.model)
     else:
         base = _taught(work / "base")

@@ -227,7 +227,7 @@ class EngineConfig(Section):
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     num_threads: int = Field(1, ge=1)
     """CPU threads of a stage's process; independent stages already run side by side."""
-    options: dict[str, str | int | float | bool] = {}
+    options: dict[str, str | int | float | bool | list[int]] = {}
 
 
 class VerlConfig(Section):
