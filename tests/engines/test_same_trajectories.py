@@ -121,10 +121,9 @@ def test_the_local_engine_gives_sglangs_tokens_the_same_logprobs(
 ) -> None:
     local, sglang = engines
     calls = [call for t in greedy(sglang, "hierarchy") for call in t.calls]
-    requests = [
-        ScoreRequest(call.prompt_ids, c.token_ids) for call in calls for c in call.completions
-    ]
-    reported = [c.logprobs for call in calls for c in call.completions]
+    said = [(call.prompt_ids, completion) for call in calls for completion in call.completions]
+    requests = [ScoreRequest(prompt, completion.token_ids) for prompt, completion in said]
+    reported = [value for _, completion in said for value in completion.logprobs]
     for other in (local.score(requests), sglang.score(requests)):
         values = [value for row in other for value in row]
         assert max(abs(a - b) for a, b in zip(values, reported, strict=True)) < TOLERANCE[DEVICE]
