@@ -199,7 +199,9 @@ def run_torch(arguments: Any, report: Report) -> None:
         if (folder / "rows" / f"{step:06d}.jsonl.gz").is_file():
             samples = read_samples(folder, step)
             config = Scale(**yaml.safe_load(text)).training
-            report.content[name] = _timed(trainer, arguments.work / model, dtype, config, samples)
+            given = arguments.model if model == "base" else None
+            policy = given or arguments.work / model
+            report.content[name] = _timed(trainer, policy, dtype, config, samples)
             print(name, report.content[name], flush=True)
             report.write()
 
