@@ -68,7 +68,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="questions.*, corpus.* (jsonl.gz)")
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-4b")
-    parser.add_argument("--questions", type=int, default=32)
+    parser.add_argument("--live", type=int, nargs="+", default=[160, 480],
+                        help="workflows at a time; the first is the training step's")  # fmt: skip
     parser.add_argument("--pack", type=int, default=8192, help="tokens a microbatch")
     parser.add_argument("--eager", action="store_true", help="no torch.compile")
     parser.add_argument("--url", help="a running SGLang server")
@@ -111,26 +112,26 @@ def measure(
 ) -> dict[str, float]:
     with clock("first sync"):
         trainer.publish(engine)
-    questions, retriever = read_data(arguments.data, arguments.questions * 3)
+    questions, retriever = read_data(arguments.data, max(arguments.live) // 5)
     scripted, team = scripted_team(engine, tokenizer, training, retriever)
     jobs = [Job(q, g, 1000 * n + g) for n, q in enumerate(questions) for g in range(5)]
-    step, many = 5 * arguments.questions, 15 * arguments.questions
     with clock("warm-up rollout"):
         warm = run_workflows(jobs[-40:], team, scripted, retriever)
     results: dict[str, float] = {}
-    rolled: dict[str, list[Trajectory]] = {}
-    for name, chosen in (("step", jobs[:step]), ("many", jobs[:many])):
+    rolled: list[list[Trajectory]] = []
+    for num_live in arguments.live:
+        name, chosen = f"{num_live} live", jobs[:num_live]
         trainer.publish(engine)  # flushes the prefix cache
         scripted.seen.clear()
         with clock(f"rollout {name}"):
             done = run_workflows(chosen, team, scripted, retriever, max_live=len(chosen))
         results |= rollout_figures(name, done, clock, engine, trainer, scripted)
-        rolled[name] = done
+        rolled.append(done)
     trainer.publish(engine)
     results |= generate_figures(trainer.model, engine, scripted.seen, tokenizer, clock, device)
     show(results)
     return results | step_figures(
-        trainer, rolled["step"], warm, training, tokenizer, clock, engine, device
+        trainer, rolled[0], warm, training, tokenizer, clock, engine, device, arguments.live[0]
     )
 
 
@@ -219,6 +220,7 @@ def step_figures(
     clock: Clock,
     engine: SGLangEngine,
     device: str,
+    num_live: int,
 ) -> dict[str, float]:
     """One step of MultiAgent-OPD in its parts, then the update against padded ones."""
     import copy
@@ -261,7 +263,7 @@ def step_figures(
         trainer.publish(engine)
     engine.sleep()
     parts = {
-        "rollout": clock.seconds["rollout step"],
+        "rollout": clock.seconds[f"rollout {num_live} live"],
         "old_logprobs": times["old"],
         "teacher": times["teacher"],
         "update": clock.seconds["update"],

@@ -45,6 +45,7 @@ from tests.support import word_tokenizer
 from tests.trainers.verl_plugin.scene import examples, questions, retrieval_server, teach
 
 _SYSTEMS = Path(__file__).parents[1] / "configs" / "systems.yaml"
+_TRAINED = ("cmas_rl", "multiagent_opd")
 _KEPT = ("credit/", "update/", "timing_s/", "dev/em", "train/em", "train/searches", "train/steps",
          "train/malformed", "actor/perf/max", "actor/pg", "actor/ppo", "actor/entropy",
          "training/rollout", "perf/", "prompt_length/mean", "response_length/mean")  # fmt: skip
@@ -78,7 +79,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", type=Path, help="transformers folder of an instruct model")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-4b")
-    parser.add_argument("--no-kill", action="store_true", help="one launch a stage")
+    parser.add_argument("--kill", nargs="*", choices=_TRAINED, default=_TRAINED,
+                        help="stages that lose all their processes once")  # fmt: skip
     arguments = parser.parse_args()
     os.environ.setdefault(PYTHON_VARIABLE, sys.executable)
     arguments.work = arguments.work.resolve()
@@ -113,7 +115,7 @@ class Report:
 
 
 def run_stages(arguments: Any, report: Report) -> None:
-    """Stage I, freeze, Stage II, five steps each; both lose all their processes once."""
+    """Stage I, freeze, Stage II, five steps each; those in `kill` lose all their processes once."""
     scale = Scale(**yaml.safe_load(STAGES))
     work: Path = arguments.work
     if arguments.model:
@@ -126,9 +128,9 @@ def run_stages(arguments: Any, report: Report) -> None:
         base = _taught(work / "base")
     with retrieval_server() as url, gpu_memory() as peak:
         teachers: dict[str, CheckpointRef] = {}
-        for name in ("cmas_rl", "multiagent_opd"):
+        for name in _TRAINED:
             task = _task(scale, name, 5)
-            if not arguments.no_kill:
+            if name in arguments.kill:
                 _run_and_kill(scale, task, base, teachers, url, work / name, report)
             began = time.time()
             result = train_with_verl(
