@@ -56,7 +56,7 @@ model: {prompt_style: compact}
 workflow: {max_input_tokens: 1024, max_output_tokens: 32}
 retrieval: {top_k: 3}
 training: {trainer: verl, lr: 1.0e-6, stage1_steps: 5, stage2_steps: 5, validate_every: 5,
-  checkpoint_every: 1, validation_questions: 16, tokens_per_microbatch: 32768}
+  checkpoint_every: 1, validation_questions: 16, tokens_per_microbatch: 8192}
 verl: {gpus: 1, attention: sdpa, gpu_memory_utilization: 0.3, max_running_requests: 256,
   agent_workers: 4, storage_units: 2, deadline_hours: 0.15, call_timeout_s: 240, keep_rows: true}
 """
@@ -64,7 +64,7 @@ SHAPE = """
 name: verl-gpu-shape
 model: {prompt_style: compact}
 workflow: {max_input_tokens: 1024, max_output_tokens: 128, hierarchy_steps: 4}
-training: {trainer: verl, lr: 1.0e-6, stage2_steps: 2, tokens_per_microbatch: 16384,
+training: {trainer: verl, lr: 1.0e-6, stage2_steps: 2, tokens_per_microbatch: 8192,
   gradient_checkpointing: true, max_mismatch: 2.0}
 verl: {gpus: 1, attention: sdpa, gpu_memory_utilization: 0.4, max_running_requests: 256,
   agent_workers: 4, storage_units: 2, deadline_hours: 0.16, call_timeout_s: 240, keep_rows: true,
@@ -217,8 +217,6 @@ def _timed(
     from moopd.engines.models import load_policy
 
     model, tokenizer = load_policy(str(folder), dtype, "cuda")
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
     trainer = trainer_class(model, tokenizer, config)
     requests = [ScoreRequest(s.prompt_ids, s.token_ids) for s in samples]
     torch.cuda.reset_peak_memory_stats()
