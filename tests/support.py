@@ -51,23 +51,23 @@ def word_tokenizer() -> Any:
     return tokenizer
 
 
-def tiny_policy(tokenizer: Any, seed: int = 0) -> Any:
+def tiny_policy(tokenizer: Any, seed: int = 0, **shape: Any) -> Any:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=True,
-        max_position_embeddings=1024,
-    )
-    return Qwen3ForCausalLM(config).eval()
+    small: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 1024,
+    }
+    return Qwen3ForCausalLM(Qwen3Config(**small | shape)).eval()
 
 
 class OnePassage:
@@ -108,14 +108,18 @@ class Script:
 
 
 def team(
-    workflow: str, tokenizer: Any, num_candidates: int = 1, config: WorkflowConfig | None = None
+    workflow: str,
+    tokenizer: Any,
+    num_candidates: int = 1,
+    config: WorkflowConfig | None = None,
+    temperature: float = 1.0,
 ) -> Team:
     return Team(
         workflow,  # type: ignore[arg-type]
         config or WorkflowConfig(max_input_tokens=512, max_output_tokens=32),
         Prompts("compact"),
         Renderer(tokenizer),
-        SamplingConfig(),
+        SamplingConfig(temperature=temperature),
         num_candidates,
         top_k=1,
     )

@@ -13,17 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from moopd.config import EngineConfig, SamplingConfig, WorkflowConfig
+from moopd.config import EngineConfig, WorkflowConfig
 from moopd.data.normalize import exact_match
 from moopd.engines.base import Engine
 from moopd.engines.local import LocalEngine
 from moopd.engines.sglang import SGLangEngine, start_sglang
-from moopd.roles.prompts import Prompts
-from moopd.roles.render import Renderer
 from moopd.types import ScoreRequest, Trajectory
-from moopd.workflows.rollout import Job, Team, run_workflows
+from moopd.workflows.rollout import Job, run_workflows
 from tests.engines.fake_sglang import FakeSGLang
-from tests.support import OnePassage, word_tokenizer
+from tests.support import OnePassage, team, tiny_policy, word_tokenizer
 from tests.trainers.verl_plugin.scene import examples, questions, teach
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,24 +34,16 @@ TOKENIZER = word_tokenizer()
 
 def policy() -> Any:
     """A small model that was shown scripted workflows, so that its teams search and answer."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(TOKENIZER),
+    # SGLang's kernels want heads of 64, and it ends a completion at the config's end token.
+    model = tiny_policy(
+        TOKENIZER,
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=64,
-        tie_word_embeddings=True,
-        max_position_embeddings=2048,
         eos_token_id=TOKENIZER.eos_token_id,
         pad_token_id=TOKENIZER.pad_token_id,
         bos_token_id=None,
-    )
-    model = Qwen3ForCausalLM(config).to(DEVICE)
+    ).to(DEVICE)
     teach(model, examples(), steps=60, lr=3e-3)
     return (model.bfloat16() if DEVICE == "cuda" else model).eval()
 
@@ -81,18 +71,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEng
 
 def greedy(engine: Engine, workflow: str) -> list[Trajectory]:
     limits = WorkflowConfig(max_input_tokens=512, max_output_tokens=16, hierarchy_steps=6)
-    team = Team(
-        workflow,  # type: ignore[arg-type]
-        limits,
-        Prompts("compact"),
-        Renderer(TOKENIZER),
-        SamplingConfig(temperature=0.0),
-        2,
-        top_k=1,
-    )
+    players = team(workflow, TOKENIZER, 2, limits, temperature=0.0)
     asked = [replace(q, answers=("xy"[n % 2],)) for n, q in enumerate(questions(10))]
     jobs = [Job(question, 0, seed=n) for n, question in enumerate(asked)]
-    return run_workflows(jobs, team, engine, OnePassage())
+    return run_workflows(jobs, players, engine, OnePassage())
 
 
 def tokens(trajectory: Trajectory) -> list[tuple[int, ...]]:
@@ -111,9 +93,11 @@ def test_greedy_workflows_and_their_scores_are_those_of_the_local_engine(
     ours, theirs = greedy(local, workflow), greedy(sglang, workflow)
     same = [tokens(a) == tokens(b) for a, b in zip(ours, theirs, strict=True)]
     assert sum(same) >= SAME[DEVICE] * len(same)
-    for a, b, equal in zip(scores(ours), scores(theirs), same, strict=True):
-        assert not equal or a == b
-    assert any(t.retrievals for t in theirs) and any(map(any, scores(theirs)))
+    alike = [a == b for a, b in zip(scores(ours), scores(theirs), strict=True)]
+    assert sum(alike) >= SAME[DEVICE] * len(alike)
+    # Some teams are right and some are wrong, or equal scores would say nothing.
+    assert any(t.retrievals for t in theirs)
+    assert {any(of_team) for of_team in scores(theirs)} == {True, False}
 
 
 def test_the_local_engine_gives_sglangs_tokens_the_same_logprobs(

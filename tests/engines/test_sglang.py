@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moopd.config import EngineConfig
+from moopd.config import EngineConfig, load_scale
 from moopd.engines.base import EngineError
 from moopd.engines.sglang import SGLangEngine, candidate_seed, server_options, start_sglang
 from moopd.engines.sglang_transport import HttpTransport, InProcessTransport, _buckets, _mark_last
@@ -282,3 +282,11 @@ def test_weights_travel_in_buckets_and_the_last_one_flushes() -> None:
         (["c", "d"], False),
         (["e"], True),
     ]
+
+
+def test_the_graph_sizes_of_scale_small_reach_sglang_as_a_list() -> None:
+    scale = load_scale(Path(__file__).parents[2] / "configs" / "scale" / "small.yaml")
+    sizes = server_options(scale.engine.options)["cuda_graph_bs"]
+    # SGLang adds to the list; the largest covers every live workflow of an evaluation.
+    assert isinstance(sizes, list)
+    assert sizes == sorted(set(sizes)) and sizes[-1] >= scale.evaluation.max_live_workflows
