@@ -131,7 +131,15 @@ def measure(
     results |= generate_figures(trainer.model, engine, scripted.seen, tokenizer, clock, device)
     show(results)
     return results | step_figures(
-        trainer, rolled[0], warm, training, tokenizer, clock, engine, device, arguments.live[0]
+        trainer,
+        rolled[0],
+        warm,
+        training,
+        tokenizer,
+        clock,
+        engine,
+        device,
+        clock.seconds[f"rollout {arguments.live[0]} live"],
     )
 
 
@@ -220,7 +228,7 @@ def step_figures(
     clock: Clock,
     engine: SGLangEngine,
     device: str,
-    num_live: int,
+    rollout_s: float,
 ) -> dict[str, float]:
     """One step of MultiAgent-OPD in its parts, then the update against padded ones."""
     import copy
@@ -263,7 +271,7 @@ def step_figures(
         trainer.publish(engine)
     engine.sleep()
     parts = {
-        "rollout": clock.seconds[f"rollout {num_live} live"],
+        "rollout": rollout_s,
         "old_logprobs": times["old"],
         "teacher": times["teacher"],
         "update": clock.seconds["update"],
