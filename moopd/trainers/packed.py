@@ -53,6 +53,8 @@ class PackedTrainer:
         self._pad = int(tokenizer.pad_token_id)
         self._masters = MasterWeights(model, config)
         self._layers = _compiled(model) if config.compile_layers else None
+        # Fused: single operations would write several tensors as large as the logits.
+        self._head = torch.compile(logprobs_and_entropy) if self._layers else logprobs_and_entropy
 
     def update(self, samples: Sequence[TrainingSample], seed: int) -> dict[str, float]:
         """`num_minibatches` optimizer steps over whole workflows; token-weighted mean metrics."""
@@ -115,7 +117,7 @@ class PackedTrainer:
         for first in range(0, hidden.shape[0], HEAD_CHUNK):
             part = slice(first, first + HEAD_CHUNK)
             leaf = hidden[part].detach().requires_grad_()
-            logprobs, entropy = logprobs_and_entropy(self.model.lm_head(leaf), pack.target[part])
+            logprobs, entropy = self._head(self.model.lm_head(leaf), pack.target[part])
             losses = self._losses(logprobs, entropy, pack, part)
             torch.autograd.backward(losses.loss / num_tokens)
             assert leaf.grad is not None

@@ -116,6 +116,8 @@ def _actor(scale: Scale, run: VerlRun) -> dict[str, Any]:
         f"{_ACTOR}.clip_ratio_high": training.clip_ratio,
         f"{_ACTOR}.clip_ratio_c": training.dual_clip,
         f"{_ACTOR}.entropy_coeff": training.entropy_coef,
+        # The entropy's softmax is as large as the logits: computed again, not kept.
+        f"{_ACTOR}.entropy_checkpointing": True,
         f"{_ACTOR}.use_kl_loss": False,
         f"{_ACTOR}.use_torch_compile": False,
         f"{_ACTOR}.fsdp_config.use_torch_compile": False,

@@ -37,6 +37,17 @@ def test_memory_per_gpu_by_hand(paper: Scale) -> None:
     assert found["logits"] == pytest.approx(24.893, abs=1e-3)
 
 
+def test_without_flash_attention_every_row_is_padded(paper: Scale) -> None:
+    padded = load_scale(PAPER, ["verl.attention=sdpa"])
+    # 16,384 tokens in rows of (9172 + 4 x 600 + 757) / 15.89 = 775.9, each up to 8,704 long.
+    assert est.microbatch_positions(padded, est.HIERARCHY) == pytest.approx(183_796, rel=1e-3)
+    assert est.microbatch_positions(paper, est.HIERARCHY) == 16_384
+    found = named(est.memory_per_gpu(padded, est.shape_of(padded)))
+    assert found["logits"] == pytest.approx(279.25, rel=1e-3)
+    assert pre.judge_gpus(paper, [140.0] * 8).ok
+    assert "tokens_per_microbatch" in pre.judge_gpus(padded, [140.0] * 8).message
+
+
 def test_offloading_and_one_gpu_change_the_states_alone() -> None:
     one = load_scale(PAPER, ["verl.gpus=1", "verl.offload_optimizer=true"])
     found = named(est.memory_per_gpu(one, est.shape_of(one)))
