@@ -315,24 +315,26 @@ def update_figures(
     with clock("packed"):
         for pack in packs:
             trainer._accumulate(pack.to(trainer._device), num_trained, totals)
-    if device == "cuda":
-        show_profile(trainer, packs[len(packs) // 2], num_trained, totals)
-    with clock("padded"):
-        padded_update(trainer.model, part, training, pad, trainer._device)
-    trainer._masters.zero_grad()
-    trainer.model.eval()
     flops = sum(pack_flops(trainer.model.config, pack) for pack in packs)
     seconds = clock.seconds["packed"]
+    peak = _peak_tflops(device)
     figures = {
         "sample_tokens": whole,
         "packed_tokens": sum(pack.num_real for pack in packs),
         "update_sample_tokens_per_s": whole / seconds,
         "update_packed_tokens_per_s": sum(pack.num_real for pack in packs) / seconds,
         "update_tflops": flops / seconds / 1e12,
-        "packed_to_padded_ratio": clock.seconds["padded"] / seconds,
+        **({"update_mfu_share": flops / seconds / 1e12 / peak} if peak else {}),
     }
-    peak = _peak_tflops(device)
-    return figures | ({"update_mfu_share": flops / seconds / 1e12 / peak} if peak else {})
+    show(figures)
+    if device == "cuda":
+        show_profile(trainer, packs[len(packs) // 2], num_trained, totals)
+        torch.cuda.empty_cache()
+    with clock("padded"):
+        padded_update(trainer.model, part, training, pad, trainer._device)
+    trainer._masters.zero_grad()
+    trainer.model.eval()
+    return figures | {"packed_to_padded_ratio": clock.seconds["padded"] / seconds}
 
 
 def training_config(arguments: argparse.Namespace, device: str) -> TrainingConfig:
