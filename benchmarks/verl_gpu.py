@@ -1,13 +1,11 @@
 """The distributed trainer on one GPU: both stages, each killed once and resumed, and a 4B shape.
 
-    python -m benchmarks.verl_gpu --phase stages --work build/verl_gpu --out FOLDER
-    python -m benchmarks.verl_gpu --phase shape --work build/verl_gpu --out FOLDER
-    python -m benchmarks.verl_gpu --phase torch --work build/verl_gpu --out FOLDER
+    python -m benchmarks.verl_gpu --phase stages shape torch --work build/verl_gpu --out FOLDER
 
 Needs verl and SGLang importable by MOOPD_VERL_PYTHON (default: this interpreter). `--model` takes a
 transformers folder of a real instruct model; without it a 0.3B model of random weights is first
 shown, for some seconds, how the roles act. Every phase writes `PHASE.json` into the out folder and
-can be called again.
+can be called again; a failed one does not keep the next from running.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,14 +66,15 @@ workflow: {max_input_tokens: 1024, max_output_tokens: 128, hierarchy_steps: 4}
 training: {trainer: verl, lr: 1.0e-6, stage2_steps: 2, tokens_per_microbatch: 8192,
   gradient_checkpointing: true, max_mismatch: 2.0}
 verl: {gpus: 1, attention: sdpa, gpu_memory_utilization: 0.4, max_running_requests: 256,
-  agent_workers: 4, storage_units: 2, deadline_hours: 0.16, call_timeout_s: 240, keep_rows: true,
+  offload_optimizer: true, agent_workers: 4, storage_units: 2, deadline_hours: 0.16,
+  call_timeout_s: 240, keep_rows: true,
   overrides: [trainer.save_freq=-1, trainer.test_freq=-1, trainer.val_before_train=False]}
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--phase", choices=("stages", "shape", "torch"), required=True)
+    parser.add_argument("--phase", choices=("stages", "shape", "torch"), nargs="+", required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", type=Path, help="transformers folder of an instruct model")
@@ -87,14 +87,25 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TRITON_CACHE_DIR", str(arguments.work / "triton"))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    phase = {"stages": run_stages, "shape": run_shape, "torch": run_torch}[arguments.phase]
-    report = Report(arguments.out / f"{arguments.phase}.json")
+    failed = [name for name in arguments.phase if not _run_phase(name, arguments)]
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def _run_phase(name: str, arguments: Any) -> bool:
+    """Whether the phase ended; its report and verl's logs are written in any case."""
+    phase = {"stages": run_stages, "shape": run_shape, "torch": run_torch}[name]
+    report = Report(arguments.out / f"{name}.json")
     try:
         phase(arguments, report)
+    except Exception as error:
+        report.content["error"] = str(error)[:2000]
+        traceback.print_exc()
     finally:
         report.write()
         for log in arguments.work.glob("*/verl.log"):
             shutil.copy(log, arguments.out / f"{log.parent.name}.log")
+    return "error" not in report.content
 
 
 class Report:
