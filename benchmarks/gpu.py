@@ -12,55 +12,32 @@ import argparse
 import asyncio
 import json
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu_parts import (
-    PEAK_TFLOPS,
     SHAPES,
+    Clock,
     ScriptedWords,
-    pack_flops,
-    padded_update,
     random_config,
     random_model,
     read_data,
     scripted_team,
+    show,
 )
+from benchmarks.gpu_update import step_figures
 from moopd.config import EngineConfig, TrainingConfig
 from moopd.engines.sglang import SGLangEngine, _body, start_sglang
-from moopd.rl.samples import build_samples
-from moopd.systems import OpdSignal, TrainRow
-from moopd.trainers.loop import credit_config
-from moopd.trainers.packed import FrozenScorer, PackedTrainer
-from moopd.trainers.packed_model import Pack, make_packs
+from moopd.trainers.packed import PackedTrainer
 from moopd.types import (
     GenerateRequest,
-    TrainingSample,
     Trajectory,
 )
 from moopd.workflows.rollout import Job, run_workflows
-
-
-@dataclass
-class Clock:
-    """Named seconds, device work included."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        _wait()
-        start = time.perf_counter()
-        yield
-        _wait()
-        self.seconds[name] = time.perf_counter() - start
-        print(f"[{name}] {self.seconds[name]:.2f} s", flush=True)
 
 
 def main() -> None:
@@ -219,124 +196,6 @@ def generate_figures(
     }
 
 
-def step_figures(
-    trainer: PackedTrainer,
-    trajectories: Sequence[Trajectory],
-    warm: Sequence[Trajectory],
-    training: TrainingConfig,
-    tokenizer: Any,
-    clock: Clock,
-    engine: SGLangEngine,
-    device: str,
-    rollout_s: float,
-) -> dict[str, float]:
-    """One step of MultiAgent-OPD in its parts, then the update against padded ones."""
-    import copy
-
-    engine.sleep()
-    scorer = FrozenScorer(
-        copy.deepcopy(trainer.model),
-        tokenizer,
-        2 * training.tokens_per_microbatch,
-        device == "cuda",
-    )
-    teachers: dict[str, Any] = {"t": scorer}
-    row = TrainRow(searcher=OpdSignal(kind="opd", teacher="t"), kl_teacher="t")
-    times: dict[str, float] = {"teacher": 0.0, "old": 0.0}
-
-    def timed(name: str, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def call(requests: Any) -> Any:
-            start = time.perf_counter()
-            found = work(requests)
-            times[name] += time.perf_counter() - start
-            return found
-
-        return call
-
-    scorer.score = timed("teacher", scorer.score)  # type: ignore[method-assign,assignment]
-
-    def credit(of: Sequence[Trajectory]) -> Any:
-        return build_samples(
-            of, row, credit_config(training), teachers, rescore=timed("old", trainer.score)
-        )
-
-    with clock("compile"):
-        trainer.update(credit(warm).samples, seed=0)
-    times.update(teacher=0.0, old=0.0)
-    _reset_peak()
-    batch = credit(trajectories)
-    with clock("update"):
-        metrics = trainer.update(batch.samples, seed=1)
-    with clock("sync"):
-        trainer.publish(engine)
-    engine.sleep()
-    parts = {
-        "rollout": rollout_s,
-        "old_logprobs": times["old"],
-        "teacher": times["teacher"],
-        "update": clock.seconds["update"],
-        "sync": clock.seconds["sync"],
-    }
-    total = sum(parts.values())
-    results = {
-        **{f"step/{name}_s": value for name, value in parts.items()},
-        **{f"step/{name}_share": value / total for name, value in parts.items()},
-        "rollout_mismatch": batch.metrics["rollout_mismatch"],
-        "update_packed_tokens": metrics["packed_tokens"],
-        "update_trained_tokens": metrics["trained_tokens"],
-        "update_peak_memory_gb": metrics.get("peak_memory_gb", 0.0),
-    }
-    show(results)
-    teachers.clear()
-    del scorer
-    return results | update_figures(trainer, batch.samples, training, tokenizer, clock, device)
-
-
-def update_figures(
-    trainer: PackedTrainer,
-    samples: Sequence[TrainingSample],
-    training: TrainingConfig,
-    tokenizer: Any,
-    clock: Clock,
-    device: str,
-) -> dict[str, float]:
-    """Forward and backward of a tenth of the workflows: packed against padded."""
-    owners = sorted({(s.owner.question_id, s.owner.group_index) for s in samples})
-    kept = set(owners[:: max(1, len(owners) // 16)])
-    part = [s for s in samples if (s.owner.question_id, s.owner.group_index) in kept]
-    num_trained = sum(len(s.token_ids) for s in part)
-    whole = sum(len(s.prompt_ids) + len(s.token_ids) for s in part)
-    pad = int(tokenizer.pad_token_id)
-    packs = list(make_packs(part, training.tokens_per_microbatch, pad))
-    totals: dict[str, Any] = dict.fromkeys(
-        ("loss", "clip_share", "approx_kl", "entropy", "tokens", "packed_tokens"), 0.0
-    )
-    trainer.model.train()
-    with clock("packed"):
-        for pack in packs:
-            trainer._accumulate(pack.to(trainer._device), num_trained, totals)
-    flops = sum(pack_flops(trainer.model.config, pack) for pack in packs)
-    seconds = clock.seconds["packed"]
-    peak = _peak_tflops(device)
-    figures = {
-        "sample_tokens": whole,
-        "packed_tokens": sum(pack.num_real for pack in packs),
-        "update_sample_tokens_per_s": whole / seconds,
-        "update_packed_tokens_per_s": sum(pack.num_real for pack in packs) / seconds,
-        "update_tflops": flops / seconds / 1e12,
-        **({"update_mfu_share": flops / seconds / 1e12 / peak} if peak else {}),
-    }
-    show(figures)
-    if device == "cuda":
-        show_profile(trainer, packs[len(packs) // 2], num_trained, totals)
-        torch.cuda.empty_cache()
-    with clock("padded"):
-        padded_update(trainer.model, part, training, pad, trainer._device)
-    trainer._masters.zero_grad()
-    trainer.model.eval()
-    return figures | {"packed_to_padded_ratio": clock.seconds["padded"] / seconds}
-
-
 def training_config(arguments: argparse.Namespace, device: str) -> TrainingConfig:
     return TrainingConfig(
         trainer="packed",
@@ -363,39 +222,6 @@ def start_engine(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> 
         options[name] = json.loads(value)
     config = EngineConfig(kind="sglang", url=arguments.url, options=options)
     return start_sglang(config, folder, tokenizer.decode, None)
-
-
-def show(figures: dict[str, float]) -> None:
-    """What is known so far, should a later part fail."""
-    for name, value in figures.items():
-        print(f"  {name} = {value:.4g}", flush=True)
-
-
-def show_profile(
-    trainer: PackedTrainer, pack: Pack, num_trained: int, totals: dict[str, Any]
-) -> None:
-    """Where the GPU's time goes in one pack."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        trainer._accumulate(pack.to(trainer._device), num_trained, totals)
-        _wait()
-    averages = profile.key_averages()
-    print(averages.table(sort_by="cuda_time_total", row_limit=18, max_name_column_width=60))
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _reset_peak() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-def _peak_tflops(device: str) -> float | None:
-    name = torch.cuda.get_device_name() if device == "cuda" else ""
-    return next((peak for key, peak in PEAK_TFLOPS.items() if key in name), None)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""What benchmarks.gpu measures with: scripted workflows, random models, the padded update."""
+"""What benchmarks.gpu measures with: a clock, scripted workflows, random models."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import random
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,6 @@ from moopd.config import SamplingConfig, TrainingConfig, WorkflowConfig
 from moopd.engines.sglang import SGLangEngine
 from moopd.roles.prompts import WORDINGS, Prompts
 from moopd.roles.render import Renderer
-from moopd.trainers.packed_model import Pack, logprobs_and_entropy
 from moopd.types import (
     Completion,
     GenerateRequest,
@@ -24,13 +25,8 @@ from moopd.types import (
     Passage,
     Question,
     Role,
-    TrainingSample,
 )
 from moopd.workflows.rollout import Team
-
-PEAK_TFLOPS = {"H200": 989.5, "H100": 989.5, "A100": 312.0}
-"""Dense bfloat16, from the vendor's data sheets."""
-
 
 SHAPES: dict[str, dict[str, int]] = {
     "qwen3-4b": {"vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728,
@@ -47,6 +43,33 @@ SHAPES: dict[str, dict[str, int]] = {
 
 LENGTHS = {Role.LEADER: (30, 60), Role.SEARCHER: (20, 110), Role.ANSWERER: (8, 20)}
 """Sampled tokens per completion, about the paper's 697 a workflow (appendix B.2)."""
+
+
+@dataclass
+class Clock:
+    """Named seconds, device work included."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        wait()
+        start = time.perf_counter()
+        yield
+        wait()
+        self.seconds[name] = time.perf_counter() - start
+        print(f"[{name}] {self.seconds[name]:.2f} s", flush=True)
+
+
+def show(figures: dict[str, float]) -> None:
+    """What is known so far, should a later part fail."""
+    for name, value in figures.items():
+        print(f"  {name} = {value:.4g}", flush=True)
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 @dataclass
@@ -101,58 +124,6 @@ class ScriptedWords:
         return "".join(f"<task>{draw.choice(self.topics)}</task>" for _ in range(tasks)) or (
             "<select>1, 2, 3</select>"
         )
-
-
-def padded_update(
-    model: Any, samples: Sequence[TrainingSample], training: TrainingConfig, pad: int, device: Any
-) -> None:
-    """What is compared with: each completion its own row, padded to the longest of its batch, a
-    mask, gradient checkpointing, logits of every position; rows in the order they were sampled."""
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    batch: list[TrainingSample] = []
-    for sample in [*samples, None]:
-        rows = [*batch, sample] if sample else batch
-        width = max(len(s.prompt_ids) + len(s.token_ids) for s in rows)
-        if batch and (sample is None or width * len(rows) > training.tokens_per_microbatch):
-            _padded_batch(model, batch, pad, device)
-            batch = []
-        if sample:
-            batch.append(sample)
-    model.gradient_checkpointing_disable()
-
-
-def _padded_batch(model: Any, rows: Sequence[TrainingSample], pad: int, device: Any) -> None:
-    width = max(len(s.prompt_ids) + len(s.token_ids) for s in rows)
-    ids = torch.full((len(rows), width), pad)
-    mask = torch.zeros((len(rows), width), dtype=torch.long)
-    trained = torch.zeros((len(rows), width - 1), dtype=torch.bool)
-    for number, sample in enumerate(rows):
-        start, length = len(sample.prompt_ids), len(sample.prompt_ids) + len(sample.token_ids)
-        ids[number, :length] = torch.tensor((*sample.prompt_ids, *sample.token_ids))
-        mask[number, :length] = 1
-        trained[number, start - 1 : length - 1] = True
-    ids, mask, trained = ids.to(device), mask.to(device), trained.to(device)
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
-    logprobs, entropy = logprobs_and_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-    keep = trained.flatten()
-    torch.autograd.backward(-(logprobs[keep].mean() + 1e-3 * entropy[keep].mean()))
-
-
-def pack_flops(config: Any, pack: Pack) -> float:
-    """Forward and backward: 6 x weights x tokens, head at trained tokens, causal attention."""
-    heads = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    weights = (
-        config.num_hidden_layers
-        * config.hidden_size
-        * (2 * heads + 2 * keys + 3 * config.intermediate_size)
-    )
-    q = (pack.starts_q[1:] - pack.starts_q[:-1]).double()
-    k = (pack.starts_k[1:] - pack.starts_k[:-1]).double()
-    pairs = float((q * (k - q) + q * (q + 1) / 2).sum())
-    attention = 12 * config.num_hidden_layers * heads * pairs
-    head = 6 * config.hidden_size * config.vocab_size * pack.target.numel()
-    return float(6 * weights * pack.num_real + attention + head)
 
 
 def random_config(shape: str, folder: Path) -> Any:

@@ -54,7 +54,8 @@ class PackedTrainer:
         self._masters = MasterWeights(model, config)
         self._layers = _compiled(model) if config.compile_layers else None
         # Fused: single operations would write several tensors as large as the logits.
-        self._head = torch.compile(logprobs_and_entropy) if self._layers else logprobs_and_entropy
+        compiled = config.compile_layers
+        self._head = torch.compile(logprobs_and_entropy) if compiled else logprobs_and_entropy
 
     def update(self, samples: Sequence[TrainingSample], seed: int) -> dict[str, float]:
         """`num_minibatches` optimizer steps over whole workflows; token-weighted mean metrics."""
