@@ -62,6 +62,7 @@ def test_every_number_of_the_config_reaches_verl() -> None:
         f"{actor}.clip_ratio_high": "0.2",
         f"{actor}.clip_ratio_c": "3.0",
         f"{actor}.entropy_coeff": "0.001",
+        f"{actor}.entropy_checkpointing": "True",
         f"{actor}.use_kl_loss": "False",
         "data.max_prompt_length": "8192",
         "data.max_response_length": "512",
