@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="no torch.compile")
     parser.add_argument("--url", help="a running SGLang server")
     parser.add_argument("--option", action="append", default=[], help="engine option, a=b")
+    parser.add_argument("--rollouts-only", action="store_true", help="no training step")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     results = run(arguments)
@@ -104,9 +105,13 @@ def measure(
             done = run_workflows(chosen, team, scripted, retriever, max_live=len(chosen))
         results |= rollout_figures(name, done, clock, engine, trainer, scripted)
         rolled.append(done)
+        show(results)
+    if arguments.rollouts_only:
+        return results
     trainer.publish(engine)
-    results |= generate_figures(trainer.model, engine, scripted.seen, tokenizer, clock, device)
-    show(results)
+    generated = generate_figures(trainer.model, engine, scripted.seen, tokenizer, clock, device)
+    show(generated)
+    results |= generated
     return results | step_figures(
         trainer,
         rolled[0],

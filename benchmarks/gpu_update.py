@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from benchmarks.gpu_parts import Clock, show, wait
 from moopd.config import TrainingConfig
 from moopd.engines.sglang import SGLangEngine
+from moopd.rl.batch import split_minibatches
 from moopd.rl.samples import build_samples
 from moopd.systems import OpdSignal, TrainRow
 from moopd.trainers.loop import credit_config
@@ -87,11 +89,34 @@ def step_figures(
         "update_packed_tokens": metrics["packed_tokens"],
         "update_trained_tokens": metrics["trained_tokens"],
         "update_peak_memory_gb": metrics.get("peak_memory_gb", 0.0),
+        **_whole_update(trainer, batch.samples, training, clock.seconds["update"], device),
     }
     show(results)
     teachers.clear()
     del scorer
+    gc.collect()
     return results | update_figures(trainer, batch.samples, training, tokenizer, clock, device)
+
+
+def _whole_update(
+    trainer: PackedTrainer,
+    samples: Sequence[TrainingSample],
+    training: TrainingConfig,
+    seconds: float,
+    device: str,
+) -> dict[str, float]:
+    """Flops of a whole update and, on a GPU whose peak is known, its share of that peak."""
+    flops = sum(
+        pack_flops(trainer.model.config, pack)
+        for minibatch in split_minibatches(samples, training.num_minibatches, 1)
+        for pack in make_packs(minibatch, training.tokens_per_microbatch, trainer._pad)
+    )
+    peak = _peak_tflops(device)
+    return {
+        "step/update_pflop": flops / 1e15,
+        "step/update_tflops": flops / seconds / 1e12,
+        **({"step/update_mfu_share": flops / seconds / 1e12 / peak} if peak else {}),
+    }
 
 
 def update_figures(
@@ -109,14 +134,16 @@ def update_figures(
     num_trained = sum(len(s.token_ids) for s in part)
     whole = sum(len(s.prompt_ids) + len(s.token_ids) for s in part)
     pad = int(tokenizer.pad_token_id)
-    packs = list(make_packs(part, training.tokens_per_microbatch, pad))
+    packs = [
+        pack.to(trainer._device) for pack in make_packs(part, training.tokens_per_microbatch, pad)
+    ]
     totals: dict[str, Any] = dict.fromkeys(
         ("loss", "clip_share", "approx_kl", "entropy", "tokens", "packed_tokens"), 0.0
     )
     trainer.model.train()
     with clock("packed"):
         for pack in packs:
-            trainer._accumulate(pack.to(trainer._device), num_trained, totals)
+            trainer._accumulate(pack, num_trained, totals)
     seconds = clock.seconds["packed"]
     tflops = sum(pack_flops(trainer.model.config, pack) for pack in packs) / seconds / 1e12
     peak = _peak_tflops(device)
@@ -131,6 +158,8 @@ def update_figures(
     show(figures)
     if device == "cuda":
         show_profile(trainer, packs[len(packs) // 2], num_trained, totals)
+        # The padded rows' logits need the room, and no optimizer step follows.
+        trainer._masters.optimizer.state.clear()
         torch.cuda.empty_cache()
     with clock("padded"):
         padded_update(trainer.model, part, training, pad, trainer._device)
@@ -196,7 +225,7 @@ def show_profile(
 ) -> None:
     """Where the GPU's time goes in one pack."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        trainer._accumulate(pack.to(trainer._device), num_trained, totals)
+        trainer._accumulate(pack, num_trained, totals)
         wait()
     averages = profile.key_averages()
     print(averages.table(sort_by="cuda_time_total", row_limit=18, max_name_column_width=60))

@@ -20,6 +20,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.sorting import FlowRunSort, TaskRunSort
 from prefect.events.worker import EventsWorker
 from prefect.states import Crashed
 
@@ -52,6 +53,7 @@ def reap(home: Home, mine: str | None) -> None:
             running = client.read_flow_runs(
                 flow_filter=FlowFilter(name=FlowFilterName(any_=FLOWS)),
                 flow_run_filter=_in_states(StateType.RUNNING, StateType.CANCELLING),
+                sort=FlowRunSort.ID_DESC,
             )
             others = [run for run in running if str(run.id) != mine]
             alive = _alive(home) if others else {}
@@ -77,7 +79,8 @@ def _alive(home: Home) -> dict[str, bool]:
 def _crash(client: SyncPrefectClient, flow_run: UUID) -> None:
     lost: State[Any] = Crashed(message="The process ended without a word (kill -9, power loss).")
     tasks = client.read_task_runs(
-        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run])),
+        sort=TaskRunSort.ID_DESC,
     )
     for task in tasks:
         if task.state is None or not task.state.is_final():
@@ -90,6 +93,7 @@ def _final_rows(client: SyncPrefectClient, flow_run: str) -> int:
     while True:
         page = client.read_task_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run)])),
+            sort=TaskRunSort.ID_DESC,  # pages need an order, and newer servers refuse none
             offset=rows,
             limit=200,
         )
