@@ -217,10 +217,15 @@ def start_engine(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> 
             "load_format": "dummy",
             "deterministic": False,
             "share_memory": True,
-            "mem_fraction_static": 0.5,
+            # With 75 GiB of trainer and teacher resident, a larger cache could not come back.
+            "mem_fraction_static": 0.38,
             "context_length": 9216,
             "cuda_graph_bs": [1, 8, 16, 32, 64, 96, *range(128, 513, 32)],
             "disable_piecewise_cuda_graph": True,
+            # Turns end one by one: prefilling each alone stops decoding every time.
+            "enable_prefill_delayer": True,
+            "prefill_delayer_queue_min_ratio": 0.06,
+            "prefill_delayer_max_delay_ms": 100.0,
         }
     for option in arguments.option:
         name, _, value = option.partition("=")

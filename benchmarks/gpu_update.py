@@ -71,6 +71,8 @@ def step_figures(
     batch = credit(trajectories)
     with clock("update"):
         metrics = trainer.update(batch.samples, seed=1)
+    whole = _whole_update(trainer, batch.samples, training, clock.seconds["update"], device)
+    show(whole)
     with clock("sync"):
         trainer.publish(engine)
     engine.sleep()
@@ -89,7 +91,7 @@ def step_figures(
         "update_packed_tokens": metrics["packed_tokens"],
         "update_trained_tokens": metrics["trained_tokens"],
         "update_peak_memory_gb": metrics.get("peak_memory_gb", 0.0),
-        **_whole_update(trainer, batch.samples, training, clock.seconds["update"], device),
+        **whole,
     }
     show(results)
     teachers.clear()
