@@ -14,6 +14,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ import torch
 from benchmarks.gpu_parts import (
     SHAPES,
     Clock,
+    RandomTokens,
+    Sampler,
     ScriptedWords,
     random_config,
     random_model,
@@ -33,10 +36,7 @@ from benchmarks.gpu_update import step_figures
 from moopd.config import EngineConfig, TrainingConfig
 from moopd.engines.sglang import SGLangEngine, _body, start_sglang
 from moopd.trainers.packed import PackedTrainer
-from moopd.types import (
-    GenerateRequest,
-    Trajectory,
-)
+from moopd.types import GenerateRequest, Trajectory
 from moopd.workflows.rollout import Job, run_workflows
 
 
@@ -51,7 +51,10 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="no torch.compile")
     parser.add_argument("--url", help="a running SGLang server")
     parser.add_argument("--option", action="append", default=[], help="engine option, a=b")
-    parser.add_argument("--rollouts-only", action="store_true", help="no training step")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--rollouts-only", action="store_true", help="no training step")
+    part.add_argument("--update-only", action="store_true",
+                      help="no SGLang: the training step on tokens drawn at random")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     results = run(arguments)
@@ -69,11 +72,16 @@ def run(arguments: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         with clock("engine start"):
             config = random_config(arguments.shape, Path(folder))
-            engine = start_engine(arguments, folder, tokenizer)
+            engine: Sampler = (
+                RandomTokens(len(tokenizer))
+                if arguments.update_only
+                else start_engine(arguments, folder, tokenizer)
+            )
         with clock("model start"):
             model = random_model(config, device)
             training = training_config(arguments, device)
-            trainer = PackedTrainer(model, tokenizer, training, engine)
+            sampler = engine if isinstance(engine, SGLangEngine) else None
+            trainer = PackedTrainer(model, tokenizer, training, sampler)
         results = measure(arguments, clock, engine, trainer, training, tokenizer, device)
     engine.close()
     return results | {f"seconds/{name}": value for name, value in clock.seconds.items()}
@@ -82,17 +90,27 @@ def run(arguments: argparse.Namespace) -> dict[str, float]:
 def measure(
     arguments: argparse.Namespace,
     clock: Clock,
-    engine: SGLangEngine,
+    engine: Sampler,
     trainer: PackedTrainer,
     training: TrainingConfig,
     tokenizer: Any,
     device: str,
 ) -> dict[str, float]:
-    with clock("first sync"):
-        trainer.publish(engine)
     questions, retriever = read_data(arguments.data, max(arguments.live) // 5)
     scripted, team = scripted_team(engine, tokenizer, training, retriever)
     jobs = [Job(q, g, 1000 * n + g) for n, q in enumerate(questions) for g in range(5)]
+    first = arguments.live[0]
+    step = partial(
+        step_figures, trainer, training=training, tokenizer=tokenizer, clock=clock, engine=engine,
+        device=device,
+    )  # fmt: skip
+    if not isinstance(engine, SGLangEngine):
+        warm, done = (
+            run_workflows(some, team, scripted, retriever) for some in (jobs[-40:], jobs[:first])
+        )
+        return step(trajectories=done, warm=warm, rollout_s=None)
+    with clock("first sync"):
+        trainer.publish(engine)
     with clock("warm-up rollout"):
         warm = run_workflows(jobs[-40:], team, scripted, retriever)
     results: dict[str, float] = {}
@@ -111,18 +129,8 @@ def measure(
     trainer.publish(engine)
     generated = generate_figures(trainer.model, engine, scripted.seen, tokenizer, clock, device)
     show(generated)
-    results |= generated
-    return results | step_figures(
-        trainer,
-        rolled[0],
-        warm,
-        training,
-        tokenizer,
-        clock,
-        engine,
-        device,
-        clock.seconds[f"rollout {arguments.live[0]} live"],
-    )
+    rollout_s = clock.seconds[f"rollout {first} live"]
+    return results | generated | step(trajectories=rolled[0], warm=warm, rollout_s=rollout_s)
 
 
 def rollout_figures(
@@ -217,8 +225,8 @@ def start_engine(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> 
             "load_format": "dummy",
             "deterministic": False,
             "share_memory": True,
-            # With 75 GiB of trainer and teacher resident, a larger cache could not come back.
-            "mem_fraction_static": 0.38,
+            # With 75 GiB of trainer and teacher resident, 0.38 left 600 MB too little for a sync.
+            "mem_fraction_static": 0.35,
             "context_length": 9216,
             "cuda_graph_bs": [1, 8, 16, 32, 64, 96, *range(128, 513, 32)],
             "disable_piecewise_cuda_graph": True,

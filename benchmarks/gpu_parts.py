@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import math
 import random
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -40,6 +42,8 @@ SHAPES: dict[str, dict[str, int]] = {
              "head_dim": 8},
 }  # fmt: skip
 
+
+T = TypeVar("T")
 
 LENGTHS = {Role.LEADER: (30, 60), Role.SEARCHER: (20, 110), Role.ANSWERER: (8, 20)}
 """Sampled tokens per completion, about the paper's 697 a workflow (appendix B.2)."""
@@ -72,11 +76,37 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
+class RandomTokens:
+    """Stands in for an engine where the update alone is measured: tokens drawn at random."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    async def complete(self, request: GenerateRequest) -> tuple[Completion, ...]:
+        draw = random.Random(request.seed)
+        flat = -math.log(self._vocab_size)
+        drawn = [
+            tuple(draw.randrange(self._vocab_size) for _ in range(request.max_tokens))
+            for _ in range(request.num_candidates)
+        ]
+        return tuple(Completion(ids, (flat,) * len(ids), "", "length") for ids in drawn)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(work)
+
+    def sleep(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+Sampler = SGLangEngine | RandomTokens
+
+
 @dataclass
 class ScriptedWords:
     """Samples real tokens of scripted lengths and lets them say what a full workflow says."""
 
-    engine: SGLangEngine
+    engine: Sampler
     roles: dict[Role, tuple[int, ...]]
     """First prompt ids of each role."""
     topics: Sequence[str]
@@ -155,7 +185,7 @@ def random_model(config: Any, device: str) -> Any:
 
 
 def scripted_team(
-    engine: SGLangEngine, tokenizer: Any, training: TrainingConfig, retriever: TitleRetriever
+    engine: Sampler, tokenizer: Any, training: TrainingConfig, retriever: TitleRetriever
 ) -> tuple[ScriptedWords, Team]:
     renderer = Renderer(tokenizer)
     prompts = Prompts("chat")

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_parts import Clock, show, wait
+from benchmarks.gpu_parts import Clock, Sampler, show, wait
 from moopd.config import TrainingConfig
-from moopd.engines.sglang import SGLangEngine
 from moopd.rl.batch import split_minibatches
 from moopd.rl.samples import build_samples
 from moopd.systems import OpdSignal, TrainRow
@@ -32,11 +31,14 @@ def step_figures(
     training: TrainingConfig,
     tokenizer: Any,
     clock: Clock,
-    engine: SGLangEngine,
+    engine: Sampler,
     device: str,
-    rollout_s: float,
+    rollout_s: float | None,
 ) -> dict[str, float]:
-    """One step of MultiAgent-OPD in its parts, then the update against padded ones."""
+    """One step of MultiAgent-OPD in its parts, then the update against padded ones.
+
+    Without `rollout_s` nothing was sampled by an engine: rollout and sync have no figures.
+    """
     engine.sleep()
     scorer = FrozenScorer(
         copy.deepcopy(trainer.model),
@@ -73,20 +75,21 @@ def step_figures(
         metrics = trainer.update(batch.samples, seed=1)
     whole = _whole_update(trainer, batch.samples, training, clock.seconds["update"], device)
     show(whole)
-    with clock("sync"):
-        trainer.publish(engine)
-    engine.sleep()
     parts = {
-        "rollout": rollout_s,
         "old_logprobs": times["old"],
         "teacher": times["teacher"],
         "update": clock.seconds["update"],
-        "sync": clock.seconds["sync"],
     }
+    if rollout_s is not None:
+        with clock("sync"):
+            trainer.publish(engine)
+        engine.sleep()
+        parts |= {"rollout": rollout_s, "sync": clock.seconds["sync"]}
     total = sum(parts.values())
+    shares = {f"step/{name}_share": value / total for name, value in parts.items()}
     results = {
         **{f"step/{name}_s": value for name, value in parts.items()},
-        **{f"step/{name}_share": value / total for name, value in parts.items()},
+        **(shares if rollout_s is not None else {}),
         "rollout_mismatch": batch.metrics["rollout_mismatch"],
         "update_packed_tokens": metrics["packed_tokens"],
         "update_trained_tokens": metrics["trained_tokens"],

@@ -107,6 +107,18 @@ PHRASES = (
         "the loss is divided by the tokens of that mask",
     ),
     Phrase(
+        "verl.workers.engine.fsdp.transformer_impl",
+        "FSDPEngineWithLMHead.forward_step",
+        "use_cache=False",
+        "with a cache transformers would no longer tell rows apart that lie end to end",
+    ),
+    Phrase(
+        "transformers.masking_utils",
+        "_preprocess_mask_arguments",
+        "find_packed_sequence_indices(position_ids)",
+        "without flash attention the rows of a microbatch are told apart there",
+    ),
+    Phrase(
         _WORKERS,
         "TrainingWorker.train_mini_batch",
         'key="mini_batch_size"',

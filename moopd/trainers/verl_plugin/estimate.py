@@ -15,6 +15,8 @@ from moopd.config import ConfigError, Scale
 from moopd.systems import System
 
 GB = 1e9
+HEAD_CHUNK = 512
+"""Tokens whose logits exist at the same time in verl's chunked head (FusedLinearForPPO)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,37 +107,23 @@ def _shape_from(config: Mapping[str, Any]) -> ModelShape:
     return ModelShape(parameters, layers, hidden, kv_heads, head_dim, vocabulary)
 
 
-def microbatch_positions(scale: Scale, load: Workload) -> int:
-    """Positions that one microbatch computes: its tokens, or with sdpa its padded rows.
-
-    verl counts real tokens alone, but without flash attention pads every row to the longest.
-    """
-    tokens = scale.training.tokens_per_microbatch
-    if scale.verl.attention == "flash_attention_2":
-        return tokens
-    named = {figure.name: figure.value for figure in tokens_per_step(scale, load)}
-    mean = named["tokens of a pass"] / named["rows a step"]
-    longest = scale.workflow.max_input_tokens + scale.workflow.max_output_tokens
-    return round(tokens * max(1.0, longest / mean))
-
-
 def memory_per_gpu(scale: Scale, shape: ModelShape) -> list[Figure]:
     """Training side of one GPU, and what one running token costs the rollout engine."""
-    gpus, tokens = scale.verl.gpus, microbatch_positions(scale, HIERARCHY)
+    gpus, tokens = scale.verl.gpus, scale.training.tokens_per_microbatch
     states = 4 * shape.parameters / gpus * (2 if scale.verl.offload_optimizer else 4)
     # Saved layer inputs, or all activations of a layer (about 17 hidden vectors a token).
     per_token = shape.layers * shape.hidden * 2
     activations = tokens * per_token * (1 if scale.training.gradient_checkpointing else 17)
-    logits = tokens * shape.vocabulary * (2 + 4 + 4)
+    logits = HEAD_CHUNK * shape.vocabulary * (2 + 6 * 4)
     context = scale.workflow.max_input_tokens + scale.workflow.max_output_tokens
     kept = "weights and gradients" if scale.verl.offload_optimizer else "weights, gradients, Adam"
     return [
         Figure("training states", states / GB, "GB",
                f"4 B x {shape.parameters:.3g} parameters x copies ({kept}) / {gpus} GPUs"),
         Figure("activations", activations / GB, "GB",
-               f"{tokens:,} positions a microbatch x {shape.layers} layers x {shape.hidden} x 2 B"),
+               f"{tokens:,} tokens a microbatch x {shape.layers} layers x {shape.hidden} x 2 B"),
         Figure("logits", logits / GB, "GB",
-               f"{tokens:,} positions x {shape.vocabulary:,} x (2 + 4 + 4) B"),
+               f"{HEAD_CHUNK} tokens at a time x {shape.vocabulary:,} x (2 + 6 x 4) B"),
         Figure("training peak", (states + activations + logits) / GB, "GB", "sum of the above"),
         Figure("rollout weights", 2 * shape.parameters / scale.verl.rollout_tensor_parallel / GB,
                "GB", "2 B x parameters / tensor parallel"),

@@ -89,7 +89,12 @@ def _model(scale: Scale, student: str) -> dict[str, Any]:
     return {
         f"{_MODEL}.path": student,
         f"+{_MODEL}.override_config.attn_implementation": scale.verl.attention,
-        f"{_MODEL}.use_remove_padding": scale.verl.attention == "flash_attention_2",
+        # Rows lie end to end; with sdpa transformers keeps them apart by their position ids.
+        f"{_MODEL}.use_remove_padding": True,
+        # Log-probabilities in chunks: without flash attention's kernel verl otherwise takes them
+        # token by token, and keeps the logits of a microbatch.
+        f"{_MODEL}.use_fused_kernels": True,
+        f"{_MODEL}.fused_kernel_options.impl_backend": "torch",
         f"{_MODEL}.enable_gradient_checkpointing": scale.training.gradient_checkpointing,
     }
 
@@ -116,8 +121,6 @@ def _actor(scale: Scale, run: VerlRun) -> dict[str, Any]:
         f"{_ACTOR}.clip_ratio_high": training.clip_ratio,
         f"{_ACTOR}.clip_ratio_c": training.dual_clip,
         f"{_ACTOR}.entropy_coeff": training.entropy_coef,
-        # The entropy's softmax is as large as the logits: computed again, not kept.
-        f"{_ACTOR}.entropy_checkpointing": True,
         f"{_ACTOR}.use_kl_loss": False,
         f"{_ACTOR}.use_torch_compile": False,
         f"{_ACTOR}.fsdp_config.use_torch_compile": False,

@@ -33,19 +33,9 @@ def test_memory_per_gpu_by_hand(paper: Scale) -> None:
     assert found["KV cache"] == pytest.approx(147.456)
     # 147,456 B x 8,704 tokens.
     assert found["KV cache of one full prompt"] == pytest.approx(1.2835, abs=1e-4)
-    # 16,384 tokens x 151,936 x 10 B.
-    assert found["logits"] == pytest.approx(24.893, abs=1e-3)
-
-
-def test_without_flash_attention_every_row_is_padded(paper: Scale) -> None:
-    padded = load_scale(PAPER, ["verl.attention=sdpa"])
-    # 16,384 tokens in rows of (9172 + 4 x 600 + 757) / 15.89 = 775.9, each up to 8,704 long.
-    assert est.microbatch_positions(padded, est.HIERARCHY) == pytest.approx(183_796, rel=1e-3)
-    assert est.microbatch_positions(paper, est.HIERARCHY) == 16_384
-    found = named(est.memory_per_gpu(padded, est.shape_of(padded)))
-    assert found["logits"] == pytest.approx(279.25, rel=1e-3)
-    assert pre.judge_gpus(paper, [140.0] * 8).ok
-    assert "tokens_per_microbatch" in pre.judge_gpus(padded, [140.0] * 8).message
+    # 16,384 tokens x 36 layers x 2,560 x 2 B; 512 tokens x 151,936 x 26 B.
+    assert found["activations"] == pytest.approx(3.0199, abs=1e-3)
+    assert found["logits"] == pytest.approx(2.0226, abs=1e-3)
 
 
 def test_offloading_and_one_gpu_change_the_states_alone() -> None:
@@ -128,7 +118,7 @@ def test_disk_and_corpus_failures_say_what_to_do(paper: Scale, tmp_path: Path) -
 def test_gpus_are_counted_and_measured(paper: Scale) -> None:
     assert pre.judge_gpus(paper, [80.0] * 8).ok
     assert "got 4 GPUs, verl.gpus is 8" in pre.judge_gpus(paper, [80.0] * 4).message
-    small = pre.judge_gpus(paper, [24.0] * 8)
+    small = pre.judge_gpus(paper, [12.0] * 8)
     assert not small.ok and "tokens_per_microbatch" in small.message
 
 

@@ -123,10 +123,10 @@ def test_both_trainers_make_the_same_update(
     worker = verl_worker(run, world)
     rows = [row for t in world.trajectories for row in rows_of(t, run.row.searcher, filler=1)]
     data = as_verl_batch(rows)
-    old = response_logprobs(worker.actor.infer_batch(data.clone()), rows)
-    reference = response_logprobs(worker.ref.infer_batch(data.clone()), rows)
+    old = of_sequences(rows, response_logprobs(worker.actor.infer_batch(data.clone()), rows))
+    reference = of_sequences(rows, response_logprobs(worker.ref.infer_batch(data.clone()), rows))
     second = (
-        response_logprobs(worker._second.infer_batch(data.clone()), rows)
+        of_sequences(rows, response_logprobs(worker._second.infer_batch(data.clone()), rows))
         if run.second_teacher
         else None
     )
@@ -217,6 +217,13 @@ def response_logprobs(output: Any, rows: list[VerlRow]) -> list[tuple[float, ...
     return found
 
 
+def of_sequences(rows: list[VerlRow], values: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """One value for equal sequences, as our trainer has: in verl the neighbours in a microbatch
+    move the last bit."""
+    known = {(r.prompt_ids, r.token_ids): v for r, v in zip(rows, values, strict=True)}
+    return [known[row.prompt_ids, row.token_ids] for row in rows]
+
+
 def verl_side(
     run: VerlRun,
     worker: Any,
@@ -266,15 +273,16 @@ def verl_side(
     for name in names:
         data[name] = written[name]
     data["old_log_probs"] = stored["old_log_probs"]
+    engine = worker.actor.engine
     tu.assign_non_tensor(
         data,
         global_batch_size=len(rows),
         use_dynamic_bsz=True,
         max_token_len_per_gpu=4096,
-        use_remove_padding=False,
-        use_fused_kernels=False,
+        use_remove_padding=engine.engine_config.use_remove_padding,
+        use_fused_kernels=engine.engine_config.use_fused_kernels,
     )
-    engine = worker.actor.engine
+    assert engine.engine_config.use_remove_padding and engine.engine_config.use_fused_kernels
     with engine.train_mode():
         engine.optimizer_zero_grad()
         output = engine.forward_backward_batch(data, worker.loss_fn, forward_only=False)
