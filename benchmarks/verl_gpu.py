@@ -57,7 +57,7 @@ retrieval: {top_k: 3}
 training: {trainer: verl, lr: 1.0e-6, stage1_steps: 5, stage2_steps: 5, validate_every: 5,
   checkpoint_every: 1, validation_questions: 16, tokens_per_microbatch: 8192}
 verl: {gpus: 1, attention: sdpa, gpu_memory_utilization: 0.3, max_running_requests: 256,
-  agent_workers: 4, storage_units: 2, deadline_hours: 0.15, call_timeout_s: 240, keep_rows: true}
+  agent_workers: 4, storage_units: 2, deadline_hours: 0.25, call_timeout_s: 240, keep_rows: true}
 """
 SHAPE = """
 name: verl-gpu-shape
