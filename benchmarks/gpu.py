@@ -225,8 +225,7 @@ def start_engine(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> 
             "load_format": "dummy",
             "deterministic": False,
             "share_memory": True,
-            # With 75 GiB of trainer and teacher resident, 0.38 left 600 MB too little for a sync.
-            "mem_fraction_static": 0.35,
+            "mem_fraction_static": 0.38,  # beside 60 GiB of trainer and teacher
             "context_length": 9216,
             "cuda_graph_bs": [1, 8, 16, 32, 64, 96, *range(128, 513, 32)],
             "disable_piecewise_cuda_graph": True,

@@ -213,6 +213,16 @@ def test_the_sampler_rests_during_updates_and_gets_the_weights_once_tied() -> No
     assert "lm_head.weight" not in sampler.names
 
 
+def test_no_gradient_takes_memory_while_the_sampler_works() -> None:
+    sampler = Sampler()
+    model = tiny_policy(TOKENIZER).to(torch.bfloat16)
+    trainer = PackedTrainer(model, TOKENIZER, CONFIG, sampler)  # type: ignore[arg-type]
+    trainer.update(make_samples(), seed=1)
+    trainer.publish(sampler)  # type: ignore[arg-type]
+    kept = [*trainer._masters._masters, *model.parameters()]
+    assert kept and all(parameter.grad is None for parameter in kept)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_flash_attention_with_shared_prefixes_makes_the_same_gradient(
