@@ -27,13 +27,13 @@ part() {  # part NAME SECONDS COMMAND...
   [ "$code" -eq 0 ] || status=1
 }
 
-part gpu 420 "$PYTHON" -m benchmarks.gpu --data "$DATA" --tokenizer "$TOKENIZER" \
+part gpu 540 "$PYTHON" -m benchmarks.gpu --data "$DATA" --tokenizer "$TOKENIZER" \
   --out "$OUT/gpu.json"
 part base 240 "$PYTHON" -m flows.cli --home "$OUT/home" run --scale small \
   --set data.path="$DATA" --set model.path="$GGUF" --only prepare --only index --only base
 bases=("$OUT"/home/artifacts/base/*/policy)
 if [ -d "${bases[0]}" ]; then
-  part verl 1500 "$PYTHON" -m benchmarks.verl_gpu --phase stages shape torch \
+  part verl 2700 "$PYTHON" -m benchmarks.verl_gpu --phase stages shape torch \
     --work "$OUT/verl" --out "$OUT" --model "${bases[0]}"
 else
   echo "verl: not run, no base was trained ($OUT/base.log)" | tee -a "$OUT/times.log"
