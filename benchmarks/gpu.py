@@ -3,7 +3,8 @@
     python -m benchmarks.gpu --data FOLDER --tokenizer FOLDER --out FILE [--shape qwen3-4b]
 
 Weights are random; the tokens of a workflow are sampled, its words come from a script, so that
-every workflow is a full one. `--url` measures a running server in place of an engine in process.
+every workflow is a full one. `--url` measures a running server in place of an engine in process;
+`--update-only` needs no SGLang.
 """
 
 from __future__ import annotations
@@ -121,9 +122,10 @@ def measure(
         scripted.seen.clear()
         with clock(f"rollout {name}"):
             done = run_workflows(chosen, team, scripted, retriever, max_live=len(chosen))
-        results |= rollout_figures(name, done, clock, engine, trainer, scripted)
+        figures = rollout_figures(name, done, clock, engine, trainer, scripted)
+        show(figures)
+        results |= figures
         rolled.append(done)
-        show(results)
     if arguments.rollouts_only:
         return results
     trainer.publish(engine)

@@ -41,7 +41,7 @@ KNOWN_SHAPES = {"Qwen/Qwen3-4B-Instruct-2507": ModelShape(4.02e9, 36, 2560, 8, 1
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Throughputs of one GPU; defaults as measured on one H200 (docs/verl.md)."""
+    """Throughputs of one GPU; docs/scale.md says which defaults were measured on an H200."""
 
     new_tokens_per_s: float = 7_386.0
     """SGLang, Qwen3-4B shape, 160 requests, log-probabilities on."""
