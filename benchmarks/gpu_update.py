@@ -6,6 +6,7 @@ import copy
 import gc
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from moopd.systems import OpdSignal, TrainRow
 from moopd.trainers.loop import credit_config
 from moopd.trainers.packed import FrozenScorer, PackedTrainer
 from moopd.trainers.packed_model import Pack, logprobs_and_entropy, make_packs
-from moopd.types import TrainingSample, Trajectory
+from moopd.types import ScoreRequest, TrainingSample, Trajectory
 
 PEAK_TFLOPS = {"H200": 989.5, "H100": 989.5, "A100": 312.0}
 """Dense bfloat16, from the vendor's data sheets."""
@@ -97,6 +98,9 @@ def step_figures(
         **whole,
     }
     show(results)
+    if device == "cuda":
+        some = [ScoreRequest(s.prompt_ids, s.token_ids) for s in batch.samples[:512]]
+        show_profile("teacher scoring, 512 rows", partial(scorer.score, some))
     teachers.clear()
     del scorer
     gc.collect()
@@ -162,7 +166,8 @@ def update_figures(
     }
     show(figures)
     if device == "cuda":
-        show_profile(trainer, packs[len(packs) // 2], num_trained, totals)
+        pack = packs[len(packs) // 2]
+        show_profile("update of a pack", lambda: trainer._accumulate(pack, num_trained, totals))
         # The padded rows' logits need the room, and no optimizer step follows.
         trainer._masters.optimizer.state.clear()
         torch.cuda.empty_cache()
@@ -225,13 +230,14 @@ def pack_flops(config: Any, pack: Pack) -> float:
     return float(6 * weights * pack.num_real + attention + head)
 
 
-def show_profile(
-    trainer: PackedTrainer, pack: Pack, num_trained: int, totals: dict[str, Any]
-) -> None:
-    """Where the GPU's time goes in one pack."""
+def show_profile(name: str, work: Callable[[], object]) -> None:
+    """Where the GPU's time goes in `work`."""
+    wait()
+    start = time.perf_counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        trainer._accumulate(pack, num_trained, totals)
+        work()
         wait()
+    print(f"profile of {name}: {time.perf_counter() - start:.3f} s on the wall, profiler included")
     averages = profile.key_averages()
     print(averages.table(sort_by="cuda_time_total", row_limit=18, max_name_column_width=60))
 
