@@ -24,14 +24,17 @@ def print_plan(
     stages = pipeline(settings, rows, wanted_systems(settings, rows, systems), seeds)
     table = Table("stage", "state", "why", "last time")
     refs: dict[str, ArtifactRef] = {}
-    seconds = 0.0
+    seconds, untimed = 0.0, 0
     for stage in stages:
         state, why, last = _state(stage, refs, home)
         table.add_row(stage.name, state, why, f"{last:.0f} s" if last else "")
-        seconds += 0.0 if state == "cached" else last
+        if state != "cached":
+            seconds += last
+            untimed += not last
     console = Console()
     console.print(table)
-    console.print(f"a run would take about {seconds:.0f} s by the last timings")
+    rest = f", and {untimed} stages that were never timed" if untimed else ""
+    console.print(f"a run would take about {seconds:.0f} s by the last timings{rest}")
     if settings.training.trainer == "verl":
         # Hardly ever run before: what it costs is computed from the config.
         from moopd.trainers.verl_plugin.estimate import estimate, render

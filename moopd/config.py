@@ -246,6 +246,7 @@ class VerlConfig(Section):
     sglang_sampling: str = "pytorch"
     """Engine back ends that need no compiler at run time."""
     offload_optimizer: bool = False
+    """Adam's state rests on the host between updates, which leaves the rollout engine its room."""
     agent_workers: int = Field(8, ge=1)
     storage_units: int = Field(8, ge=1)
     """Processes of verl's queue; more than the host has cores for can hang its start."""

@@ -45,10 +45,13 @@ class Measured:
 
     new_tokens_per_s: float = 7_386.0
     """SGLang, Qwen3-4B shape, 160 requests, log-probabilities on."""
-    train_flops: float = 3.0e14
-    """Sustained bfloat16 arithmetic of log-probability and update passes."""
-    weight_sync_s: float = 1.4
-    start_s: float = 150.0
+    train_flops: float = 1.5e14
+    """verl's log-probability and update passes, Qwen3-4B shape, sdpa: (2 + 8) x parameters x
+    131,200 tokens in 36.0 s (docs/verl.md)."""
+    prefill_flops: float = 3.0e14
+    """Assumed: prefill was never timed apart from decoding."""
+    weight_sync_s: float = 1.8
+    start_s: float = 137.0
     search_bytes_per_s: float = 1.0e11
     """Memory bandwidth of the host that scans the flat index."""
 
@@ -110,16 +113,17 @@ def _shape_from(config: Mapping[str, Any]) -> ModelShape:
 def memory_per_gpu(scale: Scale, shape: ModelShape) -> list[Figure]:
     """Training side of one GPU, and what one running token costs the rollout engine."""
     gpus, tokens = scale.verl.gpus, scale.training.tokens_per_microbatch
-    states = 4 * shape.parameters / gpus * (2 if scale.verl.offload_optimizer else 4)
+    # An optimizer kept on the host comes back for the update: it counts at the peak all the same.
+    states = 4 * shape.parameters / gpus * 4
     # Saved layer inputs, or all activations of a layer (about 17 hidden vectors a token).
     per_token = shape.layers * shape.hidden * 2
     activations = tokens * per_token * (1 if scale.training.gradient_checkpointing else 17)
     logits = HEAD_CHUNK * shape.vocabulary * (2 + 6 * 4)
     context = scale.workflow.max_input_tokens + scale.workflow.max_output_tokens
-    kept = "weights and gradients" if scale.verl.offload_optimizer else "weights, gradients, Adam"
     return [
         Figure("training states", states / GB, "GB",
-               f"4 B x {shape.parameters:.3g} parameters x copies ({kept}) / {gpus} GPUs"),
+               f"4 B x {shape.parameters:.3g} parameters x (weights, gradients, Adam twice) "
+               f"/ {gpus} GPUs"),
         Figure("activations", activations / GB, "GB",
                f"{tokens:,} tokens a microbatch x {shape.layers} layers x {shape.hidden} x 2 B"),
         Figure("logits", logits / GB, "GB",
@@ -170,11 +174,11 @@ def step_seconds(
     forward = 2 * work / (measured.train_flops * gpus)
     update = backward * work / (measured.train_flops * gpus)
     total = generation + forward * (1 + teacher_passes) + update + measured.weight_sync_s
-    rate = f"{measured.train_flops:.1e} FLOP/s x {gpus} GPUs"
+    rate = f"({measured.train_flops:.1e} FLOP/s x {gpus} GPUs)"
     return [
         Figure("generation", generation, "s",
-               f"new tokens / ({measured.new_tokens_per_s:,.0f} a GPU and second x {gpus}) + "
-               "2 x parameters x prompt tokens / rate, nothing cached"),
+               f"(new tokens / {measured.new_tokens_per_s:,.0f} a second + 2 x parameters x prompt "
+               f"tokens / {measured.prefill_flops:.1e} FLOP/s, nothing cached) / {gpus} GPUs"),
         Figure("old log-probabilities", forward, "s", f"2 x parameters x tokens / {rate}"),
         Figure("teachers", forward * teacher_passes, "s", f"{teacher_passes} x the same"),
         Figure("update", update, "s", f"{backward} x parameters x tokens / {rate}"),
@@ -190,7 +194,7 @@ def rollout_seconds(
     new = workflows * (load.output_tokens + extra * load.answer_tokens)
     prompts = workflows * (load.input_tokens + extra * load.answer_prompt_tokens)
     decoding = new / measured.new_tokens_per_s
-    prefill = 2 * shape.parameters * prompts / measured.train_flops
+    prefill = 2 * shape.parameters * prompts / measured.prefill_flops
     return (decoding + prefill) / scale.verl.gpus
 
 

@@ -156,7 +156,7 @@ def judge_gpus(scale: Scale, sizes_gb: list[float]) -> Check:
     figures = {f.name: f.value for f in memory_per_gpu(scale, shape_of(scale))}
     # The rollout engine sleeps while the policy trains: weights and cache leave the GPU then.
     needed = max(figures["training peak"], figures["rollout weights"] * 1.5)
-    advice = "lower training.tokens_per_microbatch or set verl.offload_optimizer"
+    advice = "raise verl.gpus or lower training.tokens_per_microbatch"
     return _enough(name, min(sizes_gb), needed, "on the smallest GPU", advice)
 
 
