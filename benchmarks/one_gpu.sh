@@ -16,6 +16,9 @@ mkdir -p "$4"
 OUT=$(realpath "$4")
 status=0
 
+# Containers like to set it; every process of verl would then compile the same thousands of modules.
+unset PYTHONDONTWRITEBYTECODE
+
 "$PYTHON" -c "import torch, sglang, verl; assert torch.cuda.is_available(), 'torch sees no GPU'"
 
 part() {  # part NAME SECONDS COMMAND...
