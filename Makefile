@@ -25,7 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 run: setup       ## the main job: every stage at scale tiny, then the report
 	$(BIN)/moopd run --scale tiny
 
-smoke: setup     ## the same chain in about a minute
+smoke: setup     ## the same chain in a minute or two
 	$(BIN)/moopd run --scale smoke
 
 mini: setup      ## real questions, a real 135M model (MODEL=folder DATA=folder)
@@ -40,7 +40,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-learn: setup     ## three training seeds on fresh test worlds: does it learn? (about an hour)
+learn: setup     ## three training seeds on fresh test worlds: does it learn? (about an hour and a half)
 	$(BIN)/python benchmarks/learn.py
 
 fault: setup     ## kill the real process at 20 seeded points and compare the results

@@ -31,7 +31,7 @@ part() {  # part NAME SECONDS COMMAND...
 }
 
 part gpu 540 "$PYTHON" -m benchmarks.gpu --data "$DATA" --tokenizer "$TOKENIZER" \
-  --out "$OUT/gpu.json"
+  --live 160 --out "$OUT/gpu.json"
 part base 240 "$PYTHON" -m flows.cli --home "$OUT/home" run --scale small \
   --set data.path="$DATA" --set model.path="$GGUF" --only prepare --only index --only base
 bases=("$OUT"/home/artifacts/base/*/policy)

@@ -43,17 +43,16 @@ KNOWN_SHAPES = {"Qwen/Qwen3-4B-Instruct-2507": ModelShape(4.02e9, 36, 2560, 8, 1
 class Measured:
     """Throughputs of one GPU; docs/scale.md says which defaults were measured on an H200."""
 
-    new_tokens_per_s: float = 7_386.0
-    """SGLang, Qwen3-4B shape, 160 requests, log-probabilities on."""
+    rollout_tokens_per_s: float = 50_970.0
+    """SGLang, Qwen3-4B shape, 160 live workflows, prefix cache on: 719,159 prompt and 135,099 new
+    tokens in 16.76 s (docs/performance.md)."""
     train_flops: float = 1.5e14
     """verl's log-probability and update passes, Qwen3-4B shape, sdpa: (2 + 8) x parameters x
     131,200 tokens in 36.0 s (docs/verl.md)."""
-    prefill_flops: float = 3.0e14
-    """Assumed: prefill was never timed apart from decoding."""
     weight_sync_s: float = 1.8
     start_s: float = 132.0
     search_bytes_per_s: float = 1.0e11
-    """Memory bandwidth of the host that scans the flat index."""
+    """Assumed: memory bandwidth of the host that scans the flat index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def memory_per_gpu(scale: Scale, shape: ModelShape) -> list[Figure]:
     """Training side of one GPU, and what one running token costs the rollout engine."""
     gpus, tokens = scale.verl.gpus, scale.training.tokens_per_microbatch
     # An optimizer kept on the host comes back for the update: it counts at the peak all the same.
-    states = 4 * shape.parameters / gpus * 4
+    states = 16 * shape.parameters / gpus
     # Saved layer inputs, or all activations of a layer (about 17 hidden vectors a token).
     per_token = shape.layers * shape.hidden * 2
     activations = tokens * per_token * (1 if scale.training.gradient_checkpointing else 17)
@@ -165,20 +164,19 @@ def tokens_per_step(scale: Scale, load: Workload) -> list[Figure]:
 def step_seconds(
     scale: Scale, shape: ModelShape, load: Workload, teacher_passes: int, measured: Measured
 ) -> list[Figure]:
-    """Lower bounds per phase: generation at full batch, passes at the sustained arithmetic."""
+    """Per phase: generation at full batch, passes at the measured arithmetic."""
     named = {figure.name: figure.value for figure in tokens_per_step(scale, load)}
     gpus = scale.verl.gpus
     backward = 8 if scale.training.gradient_checkpointing else 6
     work = named["tokens of a pass"] * shape.parameters
-    generation = rollout_seconds(scale, shape, load, named["workflows a step"], measured)
+    generation = rollout_seconds(scale, load, named["workflows a step"], measured)
     forward = 2 * work / (measured.train_flops * gpus)
     update = backward * work / (measured.train_flops * gpus)
     total = generation + forward * (1 + teacher_passes) + update + measured.weight_sync_s
     rate = f"({measured.train_flops:.1e} FLOP/s x {gpus} GPUs)"
     return [
         Figure("generation", generation, "s",
-               f"(new tokens / {measured.new_tokens_per_s:,.0f} a second + 2 x parameters x prompt "
-               f"tokens / {measured.prefill_flops:.1e} FLOP/s, nothing cached) / {gpus} GPUs"),
+               f"tokens of a pass / ({measured.rollout_tokens_per_s:,.0f} a second x {gpus} GPUs)"),
         Figure("old log-probabilities", forward, "s", f"2 x parameters x tokens / {rate}"),
         Figure("teachers", forward * teacher_passes, "s", f"{teacher_passes} x the same"),
         Figure("update", update, "s", f"{backward} x parameters x tokens / {rate}"),
@@ -186,16 +184,12 @@ def step_seconds(
     ]  # fmt: skip
 
 
-def rollout_seconds(
-    scale: Scale, shape: ModelShape, load: Workload, workflows: float, measured: Measured
-) -> float:
-    """Decoding at full batch and one prefill of every prompt."""
+def rollout_seconds(scale: Scale, load: Workload, workflows: float, measured: Measured) -> float:
+    """Prompt and new tokens at full batch."""
     extra = scale.training.num_candidates - 1
-    new = workflows * (load.output_tokens + extra * load.answer_tokens)
-    prompts = workflows * (load.input_tokens + extra * load.answer_prompt_tokens)
-    decoding = new / measured.new_tokens_per_s
-    prefill = 2 * shape.parameters * prompts / measured.prefill_flops
-    return (decoding + prefill) / scale.verl.gpus
+    new = load.output_tokens + extra * load.answer_tokens
+    prompts = load.input_tokens + extra * load.answer_prompt_tokens
+    return workflows * (prompts + new) / (measured.rollout_tokens_per_s * scale.verl.gpus)
 
 
 def disk(scale: Scale, shape: ModelShape, num_trained: int) -> list[Figure]:
@@ -234,7 +228,7 @@ def hours(
         passes = len(system.train.teachers)
         step = step_seconds(scale, shape, load, passes, measured)[-1].value
         tests = scale.training.validation_questions
-        check = rollout_seconds(scale, shape, load, tests, measured)
+        check = rollout_seconds(scale, load, tests, measured)
         checks = 1 + steps // scale.training.validate_every
         row_h = (steps * step + checks * check + measured.start_s) / 3600
         training_h += row_h
@@ -244,7 +238,7 @@ def hours(
     tests = sum(scale.data.test_sizes.values()) * scale.evaluation.attempts
     evaluated = sum(len(system.evaluated_as) for system in systems.values())
     workflows = tests * evaluated
-    evaluation_h = rollout_seconds(scale, shape, HIERARCHY, workflows, measured) / 3600
+    evaluation_h = rollout_seconds(scale, HIERARCHY, workflows, measured) / 3600
     formula = f"{evaluated} rows x {tests:,} workflows, as generation above"
     figures.append(Figure("evaluate", evaluation_h, "h", formula))
     total = (training_h + evaluation_h) * scale.verl.gpus

@@ -55,18 +55,29 @@ def test_rows_and_tokens_of_a_step_by_hand(paper: Scale) -> None:
 
 
 def test_step_time_by_hand(paper: Scale) -> None:
-    measured = est.Measured(
-        new_tokens_per_s=1000, train_flops=1e14, prefill_flops=2e14, weight_sync_s=0.0
-    )
+    measured = est.Measured(rollout_tokens_per_s=10_000, train_flops=1e14, weight_sync_s=0.0)
     shape = est.shape_of(paper)
     found = named(est.step_seconds(paper, shape, est.HIERARCHY, 1, measured))
     work = 160 * 12_329 * 4.02e9
-    # Decoding 121,120 / 1000; prefill of 160 x 11,572 prompt tokens; both on 8 GPUs.
-    generation = (121.12 + 2 * 4.02e9 * 160 * 11_572 / 2e14) / 8
+    # 160 x (11,572 prompt + 757 new tokens) on 8 GPUs.
+    generation = 160 * 12_329 / 80_000
     assert found["generation"] == pytest.approx(generation)
     assert found["old log-probabilities"] == pytest.approx(2 * work / 8e14)
     assert found["update"] == pytest.approx(8 * work / 8e14)
     assert found["step"] == pytest.approx(generation + 12 * work / 8e14)
+
+
+def test_the_measured_rollouts_give_back_their_seconds() -> None:
+    one = load_scale(PAPER, ["verl.gpus=1", "training.num_candidates=1"])
+    load = est.Workload(input_tokens=719_159, output_tokens=135_099)
+    assert est.rollout_seconds(one, load, 1, est.Measured()) == pytest.approx(16.76, abs=0.005)
+
+
+def test_one_80_gb_card_is_refused_at_the_papers_scale(paper: Scale) -> None:
+    one = load_scale(PAPER, ["verl.gpus=1"])
+    refused = pre.judge_gpus(one, [80.0])
+    assert not refused.ok and "verl.gpus" in refused.message
+    assert pre.judge_gpus(one, [150.0]).ok and pre.judge_gpus(paper, [80.0] * 8).ok
 
 
 def test_index_and_disk_by_hand(paper: Scale) -> None:
